@@ -1,0 +1,1 @@
+"""The only rooms that may import torch and transformers."""

@@ -1,0 +1,1 @@
+"""Paged attention behind one function signature; see `layout.py`."""

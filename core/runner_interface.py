@@ -1,0 +1,56 @@
+"""What the engine asks of a runner: `core/model/runner.py` computes, `core/dummy_runner.py` plays known tokens."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from core.config import CacheConfig, ModelShape
+from core.outputs import SampledToken
+from core.scheduler import Batch
+
+
+class Runner(Protocol):
+    """Computes batches. Used by the step thread only."""
+
+    shape: ModelShape
+    cache_config: CacheConfig
+
+    def run(self, batch: Batch) -> Any:
+        """One forward: writes K and V, returns logits (opaque to the engine). An exception ends the whole batch."""
+
+    def sample(self, batch: Batch, logits: Any) -> list[SampledToken | None]:
+        """One entry per sequence of the batch; None for rows that are not ready to sample (unfinished prefill, or
+        finished sequences kept by policy `static`). A failing row is reported in its own entry."""
+
+    def reset(self) -> None:
+        """Forget everything after a failed step; the pool is emptied at the same time."""
+
+
+class TextTokenizer(Protocol):
+    """What the engine and the server ask of a tokenizer. Thread-safe: used by the step thread and the executor."""
+
+    vocab_size: int  # ids at or above it have no text
+    eos_token_ids: tuple[int, ...]
+    has_chat_template: bool
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Text to ids. Special tokens typed in `text` become control tokens only where the plain prompt of a
+        completion may hold them (`encode`), never in `encode_chat`. A BOS already typed is not doubled."""
+
+    def encode_chat(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
+        template_kwargs: dict[str, Any] | None = None,
+    ) -> list[int]:
+        """Messages to ids through the model's template. Raises `InvalidValue(param="messages")` with the
+        template's own (bounded) message where it refuses, and where there is no template."""
+
+    def decode(self, token_ids: list[int]) -> str:
+        """Ids to text; special tokens are left out, incomplete UTF-8 becomes U+FFFD, ids out of range are empty."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes of one token, special tokens by name; for log-probabilities and `/detokenize`."""

@@ -1,0 +1,1 @@
+"""Load generators, benchmarks and reports."""

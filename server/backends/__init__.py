@@ -1,0 +1,1 @@
+"""How a request becomes a stream of outputs."""

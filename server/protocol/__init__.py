@@ -1,0 +1,1 @@
+"""Wire types, validation and rendering. Knows no aiohttp."""
