@@ -1,0 +1,112 @@
+"""The small protocol that every backend speaks: native today, vLLM next. Routes know nothing else of an engine.
+
+All of it lives on the event loop. A backend never blocks the loop and never raises anything but `NoriaError`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from core.config import MemoryPlan, ModelShape
+from core.interfaces import TextTokenizer
+from core.outputs import StepOutput, StepStats
+from core.sampling_params import SamplingParams
+
+Phase = Literal["loading", "ready", "draining", "dead"]
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """What routes may know of the loaded model.
+
+    `root` is the hub id where there is one, else the served name; never a path. `max_model_len` is prompt plus
+    output, after context and pool. `generation_defaults` holds sampling fields of the model's generation config.
+    """
+
+    name: str
+    root: str
+    created: int
+    max_model_len: int
+    shape: ModelShape
+    plan: MemoryPlan
+    tokenizer: TextTokenizer
+    generation_defaults: dict[str, Any] = field(default_factory=dict)
+    aliases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One sequence to compute, fully validated: ids in range, `max_tokens` clamped, room for at least one token."""
+
+    token_ids: list[int]
+    params: SamplingParams
+    seed: int
+    choice_index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BackendStatus:
+    """Told by the backend, never guessed from the HTTP side. Ages are seconds; None before the first heartbeat.
+
+    `is_step_stale`: there is work, and the last step is older than `engine.watchdog_s`.
+    """
+
+    phase: Phase
+    message: str
+    progress: float | None = None
+    heartbeat_age_s: float | None = None
+    is_step_stale: bool = False
+
+
+class RequestStream(Protocol):
+    """The outputs of all sequences of one HTTP request, through one `asyncio.Queue` of its own."""
+
+    sequence_ids: tuple[str, ...]
+
+    async def get(self) -> list[tuple[int, StepOutput]]:
+        """Waits for at least one output and returns all that are there, each with the index of its sequence.
+
+        Every sequence yields exactly one output with a `finish_reason`; it is its last. Asking for more after all
+        have finished is our own bug."""
+
+    @property
+    def pending_text_bytes(self) -> int:
+        """Text that waits in the queue because the handler is stuck behind a slow reader."""
+
+    @property
+    def is_finished(self) -> bool:
+        """All sequences have delivered their final output to the handler."""
+
+    def close(self, cause: str = "client_gone") -> None:
+        """Aborts what has not finished and forgets the stream. Idempotent; called in each handler's one `finally`.
+
+        `cause` is the metric label of `noria:failures_total`: `client_gone`, `slow_reader` or `shutdown`."""
+
+
+class Backend(Protocol):
+    """A source of tokens behind a bounded queue."""
+
+    name: str
+
+    async def start(self) -> None:
+        """Begins loading and returns at once."""
+
+    async def stop(self, timeout_s: float) -> None:
+        """Drains for up to `timeout_s`, then fails what is left with `shutdown`, and joins every thread."""
+
+    def begin_drain(self) -> None:
+        """From now on `submit` raises `Draining`. Idempotent."""
+
+    def status(self) -> BackendStatus: ...
+
+    def stats(self) -> StepStats:
+        """The state after the last step or inbox drain."""
+
+    def served_model(self) -> ServedModel:
+        """Raises `ModelLoading` or `EngineDead` when there is none."""
+
+    def submit(
+        self, requests: list[GenerationRequest], *, request_id: str, route: str
+    ) -> RequestStream:
+        """Queues all or nothing. Raises `QueueFull`, `Draining`, `ModelLoading` or `EngineDead`."""

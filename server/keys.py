@@ -1,0 +1,19 @@
+"""Typed keys of what the application holds. Handlers reach state through these and nothing else."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from server.backends.base import Backend
+from server.config import ServerConfig
+
+if TYPE_CHECKING:
+    from server.metrics import Metrics
+
+CONFIG: web.AppKey[ServerConfig] = web.AppKey("config", ServerConfig)
+BACKEND: web.AppKey[Backend] = web.AppKey("backend")
+EXECUTOR: web.AppKey[ThreadPoolExecutor] = web.AppKey("executor", ThreadPoolExecutor)
+METRICS: web.AppKey[Metrics] = web.AppKey("metrics")
