@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import difflib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Literal
 
 import msgspec
+import orjson
 
 from core.config import EngineConfig, KVCacheConfig, ModelConfig
+from core.errors import ConfigError
+from server.config_file import first_key, parse_yaml, read_text
+from server.config_rules import RULES
+
+ENVIRONMENT_PREFIX = "NORIA__"
 
 
 class VllmConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -64,3 +75,160 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sse: SseConfig = SseConfig()
     metrics: MetricsConfig = MetricsConfig()
     log: LogConfig = LogConfig()
+
+
+SECTIONS: dict[str, Any] = {
+    "model": ModelConfig,
+    "engine": EngineConfig,
+    "kv_cache": KVCacheConfig,
+    "vllm": VllmConfig,
+    "server": HttpConfig,
+    "sse": SseConfig,
+    "metrics": MetricsConfig,
+    "log": LogConfig,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """One value given on the command line: `source` is the flag, as `--port`."""
+
+    source: str
+    key: str
+    value: object
+
+
+def load_config(
+    path: str | None,
+    environment: Mapping[str, str],
+    overrides: Sequence[str | Override] = (),
+    *,
+    default_path: str = "config.yaml",
+) -> tuple[ServerConfig, dict[str, str]]:
+    """The effective configuration, and for each dotted key where its value came from.
+
+    Precedence: defaults, then the file `path` (else `default_path` if it exists and its first key is one of our
+    sections), then `NORIA__SECTION__KEY`, then `overrides`: strings `section.key=value` (value in YAML) and flags.
+    Raises `ConfigError`, one line that names the key and what it accepts.
+    """
+    values: dict[str, object] = {}
+    sources: dict[str, str] = {}
+    for key, value, source in _layers(path, environment, overrides, default_path):
+        _check(key, value, source)
+        values[key] = tuple(value) if isinstance(value, list) else value
+        sources[key] = source
+    config = build_config(values)
+    return config, {key: sources.get(key, "default") for key in keys()}
+
+
+def build_config(values: Mapping[str, object] = MappingProxyType({})) -> ServerConfig:
+    """A configuration from dotted keys, everything else at its default. Raises `ConfigError`."""
+    by_section: dict[str, dict[str, object]] = {section: {} for section in SECTIONS}
+    for key, value in values.items():
+        _check(key, value, "configuration")
+        section, name = key.split(".")
+        by_section[section][name] = tuple(value) if isinstance(value, list) else value
+    parts = {name: struct(**by_section[name]) for name, struct in SECTIONS.items()}
+    return ServerConfig(**parts)
+
+
+def keys() -> list[str]:
+    """Every dotted key, in the order of the structs."""
+    return [
+        f"{name}.{key}" for name, struct in SECTIONS.items() for key in struct.__struct_fields__
+    ]
+
+
+def value_of(config: ServerConfig, key: str) -> object:
+    section, name = key.split(".")
+    return getattr(getattr(config, section), name)
+
+
+def describe(config: ServerConfig, sources: Mapping[str, str]) -> str:
+    """The effective configuration as YAML, each line with its source as a comment. Keys of the API stay hidden."""
+    lines: list[str] = []
+    for section, struct in SECTIONS.items():
+        lines.append(f"{section}:")
+        for name in struct.__struct_fields__:
+            key = f"{section}.{name}"
+            value = value_of(config, key)
+            if key == "server.api_keys" and value:
+                value = ["***"] * len(config.server.api_keys)
+            shown = orjson.dumps(value).decode()
+            lines.append(f"  {name}: {shown}  # {sources.get(key, 'default')}")
+    return "\n".join(lines)
+
+
+def _layers(
+    path: str | None,
+    environment: Mapping[str, str],
+    overrides: Sequence[str | Override],
+    default_path: str,
+) -> Iterator[tuple[str, object, str]]:
+    """(key, value, source), weakest first."""
+    if path is not None:
+        yield from _of_file(read_text(path), path)
+    elif os.path.isfile(default_path):
+        text = read_text(default_path)
+        if first_key(text) in SECTIONS:
+            yield from _of_file(text, default_path)
+    for name in sorted(environment):
+        if name.startswith(ENVIRONMENT_PREFIX):
+            key = name.removeprefix(ENVIRONMENT_PREFIX).lower().replace("__", ".")
+            yield key, parse_yaml(environment[name], name), name
+    for override in overrides:
+        if isinstance(override, Override):
+            yield override.key, override.value, override.source
+            continue
+        key, equals, text = override.partition("=")
+        if not equals:
+            raise ConfigError(f"--set takes section.key=value, not {bounded(override)}.")
+        yield key.strip(), parse_yaml(text, f"--set {key.strip()}"), "--set"
+
+
+def _of_file(text: str, path: str) -> Iterator[tuple[str, object, str]]:
+    tree = parse_yaml(text, path)
+    if tree is None:
+        return
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path} must hold sections: {', '.join(SECTIONS)}.")
+    for section, entries in tree.items():
+        if section not in SECTIONS:
+            raise _unknown(str(section), path)
+        if entries is None:  # a section whose keys are all commented out
+            continue
+        if not isinstance(entries, dict):
+            raise ConfigError(f"{path}: {section} must hold keys, such as {_keys_of(section)}.")
+        for name, value in entries.items():
+            yield f"{section}.{name}", value, path
+
+
+def _check(key: str, value: object, source: str) -> None:
+    rule = RULES.get(key)
+    if rule is None:
+        raise _unknown(key, source)
+    if not rule.accepts(value):
+        shown = "a value" if key == "server.api_keys" else bounded(value)
+        raise ConfigError(f"{key} must be {rule.words}, not {shown} (from {source}).")
+
+
+def _unknown(key: str, source: str) -> ConfigError:
+    close = difflib.get_close_matches(key, [*keys(), *SECTIONS], n=1)
+    section = key.partition(".")[0]
+    if close:
+        hint = f"did you mean {close[0]}?"
+    elif section in SECTIONS:
+        hint = f"{section} has: {_keys_of(section)}."
+    else:
+        hint = f"sections are: {', '.join(SECTIONS)}."
+    return ConfigError(f"{bounded(key)} is not a setting (from {source}); {hint}")
+
+
+def _keys_of(section: str) -> str:
+    return ", ".join(SECTIONS[section].__struct_fields__)
+
+
+def bounded(value: object) -> str:
+    """A value as it may stand in a one-line message."""
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

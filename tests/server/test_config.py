@@ -1,0 +1,176 @@
+"""How the effective configuration is computed, and how its errors read."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from core.errors import ConfigError
+from server.config import (
+    Override,
+    ServerConfig,
+    build_config,
+    describe,
+    keys,
+    load_config,
+    value_of,
+)
+from server.config_rules import RULES
+
+ROOT = Path(__file__).parents[2]
+
+
+def load(
+    text: str | None = None,
+    env: dict[str, str] | None = None,
+    *overrides: str | Override,
+    tmp: Path,
+):
+    path = None
+    if text is not None:
+        path = str(tmp / "given.yaml")
+        Path(path).write_text(text)
+    return load_config(path, env or {}, overrides, default_path=str(tmp / "config.yaml"))
+
+
+def message_of(
+    tmp: Path, text: str | None = None, env: dict[str, str] | None = None, *overrides: str
+) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(text, env, *overrides, tmp=tmp)
+    assert "\n" not in caught.value.message
+    return caught.value.message
+
+
+def test_the_repository_file_lists_every_key_with_its_default_and_a_comment():
+    path = str(ROOT / "config.yaml")
+    config, sources = load_config(path, {})
+    assert config == ServerConfig()
+    assert all(sources[key] == path for key in keys())
+    lines = [line for line in Path(path).read_text().splitlines() if re.match(r"  \w", line)]
+    assert len(lines) == len(keys())
+    assert all("  # " in line for line in lines)
+
+
+def test_every_key_has_a_rule_and_every_default_passes_it():
+    assert list(RULES) == keys()
+    config = ServerConfig()
+    assert all(RULES[key].accepts(value_of(config, key)) for key in keys())
+
+
+def test_later_layers_win_and_are_named_as_sources(tmp_path):
+    config, sources = load(
+        "engine:\n  batch_size: 4\n  max_waiting: 5\n  policy: static\n",
+        {"NORIA__ENGINE__MAX_WAITING": "6", "NORIA__ENGINE__POLICY": "single", "PATH": "/bin"},
+        "engine.policy=continuous",
+        Override("--port", "server.port", 9000),
+        tmp=tmp_path,
+    )
+    engine = config.engine
+    assert (engine.batch_size, engine.max_waiting, engine.policy) == (4, 6, "continuous")
+    assert config.server.port == 9000
+    assert sources["engine.batch_size"].endswith("given.yaml")
+    assert sources["engine.max_waiting"] == "NORIA__ENGINE__MAX_WAITING"
+    assert sources["engine.policy"] == "--set"
+    assert sources["server.port"] == "--port"
+    assert sources["server.host"] == "default"
+
+
+def test_environment_and_set_values_are_yaml(tmp_path):
+    config, _ = load(
+        None,
+        {"NORIA__SERVER__API_KEYS": "[a, b]", "NORIA__ENGINE__PREFIX_CACHING": "false"},
+        "server.cors_origins=['https://a.example']",
+        "model.revision=null",
+        "kv_cache.memory_fraction=1e-1",
+        tmp=tmp_path,
+    )
+    assert config.server.api_keys == ("a", "b")
+    assert config.engine.prefix_caching is False
+    assert config.server.cors_origins == ("https://a.example",)
+    assert config.kv_cache.memory_fraction == 0.1
+
+
+def test_a_config_yaml_in_the_folder_is_used_only_if_it_is_ours(tmp_path):
+    default = tmp_path / "config.yaml"
+    default.write_text("# mine\nlog:\n  level: debug\n")
+    assert load(tmp=tmp_path)[0].log.level == "debug"
+    default.write_text("homeassistant: !include x.yaml\nlog: {level: error}\n")
+    assert load(tmp=tmp_path)[0] == ServerConfig()
+    default.write_text("- a\n- b\n")
+    assert load(tmp=tmp_path)[0] == ServerConfig()
+
+
+def test_a_section_without_keys_is_empty(tmp_path):
+    assert load("model:\nengine:\n  batch_size: 2\n", tmp=tmp_path)[0].engine.batch_size == 2
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("engine.batch_size=0", "engine.batch_size must be an integer from 1"),
+        ("engine.batch_size=true", "an integer"),
+        ("engine.batch_size=1.0", "an integer"),
+        ("engine.batch_size='8'", "an integer"),
+        ("engine.batch_size=010", "an integer"),
+        ("engine.prefix_caching=on", "true or false, not 'on'"),
+        ("engine.prefix_caching=1", "true or false"),
+        ("engine.policy=fair", "one of continuous, static, single"),
+        ("engine.watchdog_s=.inf", "a number"),
+        ("engine.watchdog_s=0", "above 0"),
+        ("kv_cache.memory_fraction=1.5", "above 0 and at most 1, or auto"),
+        ("kv_cache.memory_fraction=0", "above 0"),
+        ("kv_cache.block_size=12", "a power of two"),
+        ("kv_cache.num_blocks=null", "an integer from 1 to 2147483647, or auto"),
+        ("server.port=65536", "from 0 to 65535"),
+        ("server.port=80:80", "an integer"),
+        ("server.api_keys=secret", "a list of strings"),
+        ("server.api_keys=[1]", "a list of strings"),
+        ("server.cors_origins=[example.org]", "a list of origins"),
+        ("server.shutdown_timeout_s=-1", "a number from 0"),
+        ("model.name=", "a non-empty string"),
+        ("model.revision=12", "a non-empty string (in quotes if it looks like a number), or null"),
+    ],
+)
+def test_an_impossible_value_names_the_key_and_what_it_accepts(tmp_path, override, words):
+    message = message_of(tmp_path, None, None, override)
+    assert override.split("=")[0] in message
+    assert words in message
+
+
+def test_an_unknown_key_names_its_path_and_the_nearest_one(tmp_path):
+    assert "engine.batchsize" in message_of(tmp_path, "engine: {batchsize: 3}\n")
+    assert "did you mean engine.batch_size" in message_of(tmp_path, "engine: {batchsize: 3}\n")
+    assert "server.colour" in message_of(tmp_path, None, {"NORIA__SERVER__COLOUR": "red"})
+    assert "gadget" in message_of(tmp_path, "gadget: {a: 1}\n")
+    assert "x.y.z" in message_of(tmp_path, None, None, "x.y.z=1")
+    assert "--set takes" in message_of(tmp_path, None, None, "nonsense")
+
+
+def test_broken_files_give_one_line(tmp_path):
+    assert "line 3" in message_of(tmp_path, "engine:\n  a: [\n")
+    assert "stands twice" in message_of(tmp_path, "log: {level: info}\nlog: {level: debug}\n")
+    assert "must hold sections" in message_of(tmp_path, "- 1\n")
+    assert "must hold keys" in message_of(tmp_path, "engine: 3\n")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_config(str(tmp_path / "absent.yaml"), {})
+
+
+def test_a_wrong_key_value_is_not_printed(tmp_path):
+    assert "hunter2" not in message_of(tmp_path, None, {"NORIA__SERVER__API_KEYS": "hunter2"})
+
+
+def test_the_description_hides_keys_and_names_sources(tmp_path):
+    config, sources = load(None, {"NORIA__SERVER__API_KEYS": "[hunter2]"}, tmp=tmp_path)
+    text = describe(config, sources)
+    assert "hunter2" not in text
+    assert 'api_keys: ["***"]  # NORIA__SERVER__API_KEYS' in text
+    assert "batch_size: 32  # default" in text
+
+
+def test_build_config_takes_dotted_keys():
+    assert build_config({"engine.batch_size": 3}).engine.batch_size == 3
+    with pytest.raises(ConfigError):
+        build_config({"engine.batch_size": "3"})
