@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from server.backends.base import Backend
+from server.backends.base import Backend, RequestRecord
 from server.config import ServerConfig
 
 if TYPE_CHECKING:
@@ -17,3 +17,6 @@ CONFIG: web.AppKey[ServerConfig] = web.AppKey("config", ServerConfig)
 BACKEND: web.AppKey[Backend] = web.AppKey("backend")
 EXECUTOR: web.AppKey[ThreadPoolExecutor] = web.AppKey("executor", ThreadPoolExecutor)
 METRICS: web.AppKey[Metrics] = web.AppKey("metrics")
+
+# Of a request: its id (`request[RECORD].request_id`) and all that its log line will say.
+RECORD: web.RequestKey[RequestRecord] = web.RequestKey("record", RequestRecord)

@@ -5,6 +5,7 @@ All of it lives on the event loop. A backend never blocks the loop and never rai
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -43,6 +44,33 @@ class GenerationRequest:
     params: SamplingParams
     seed: int
     choice_index: int = 0
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """What is known of one HTTP request, for its log line and the metrics. Made by the request-id middleware
+    (`request[keys.RECORD]`), completed by the backend that computes it, read when the answer has ended.
+
+    `arrival_s` is on the monotonic clock. `status` 499 means that the client left before the answer ended. Sums run
+    over all sequences of the request; intervals are those of the sequence that ended last, None = never happened.
+    """
+
+    request_id: str
+    route: str = ""
+    arrival_s: float = field(default_factory=time.monotonic)
+    status: int = 0
+    finish_reasons: tuple[str, ...] = ()
+    num_sequences: int = 0
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_output_tokens: int = 0
+    num_tokens_saved: int = 0
+    num_preemptions: int = 0
+    queue_s: float | None = None
+    prefill_s: float | None = None
+    first_token_s: float | None = None
+    decode_s: float | None = None
+    per_token_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +135,14 @@ class Backend(Protocol):
         """Raises `ModelLoading` or `EngineDead` when there is none."""
 
     def submit(
-        self, requests: list[GenerationRequest], *, request_id: str, route: str
+        self,
+        requests: list[GenerationRequest],
+        *,
+        request_id: str,
+        route: str,
+        record: RequestRecord | None = None,
     ) -> RequestStream:
-        """Queues all or nothing. Raises `QueueFull`, `Draining`, `ModelLoading` or `EngineDead`."""
+        """Queues all or nothing. Raises `QueueFull`, `Draining`, `ModelLoading` or `EngineDead`.
+
+        `request_id` and `route` are labels for logs; ids of sequences are the backend's own. Handlers pass
+        `record=request[keys.RECORD]`, so that arrival counts from the moment the handler was entered."""
