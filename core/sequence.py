@@ -40,10 +40,15 @@ class Sequence:
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0  # of the prompt, taken from the prefix cache at the first admission
     block_ids: list[int] = field(default_factory=list)
+    block_digests: list[bytes] = field(
+        default_factory=list
+    )  # of full blocks; depend on tokens only
+    num_published_blocks: int = 0  # of `block_ids`, known to the prefix cache
     status: SequenceStatus = SequenceStatus.WAITING
     finish_reason: FinishReason | None = None
 
     num_preemptions: int = 0
+    num_discarded_tokens: int = 0  # computed tokens that the last preemption threw away
     queued_s: float = 0.0
     scheduled_s: float = 0.0
     first_token_s: float = 0.0

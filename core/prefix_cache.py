@@ -1,0 +1,99 @@
+"""`PrefixCache`: finds blocks that already hold the keys and values of a prompt's beginning.
+
+Each full block has a digest: SHA-256 over the digest of the block before it and its own token ids, so that a digest
+stands for the whole prefix. Knows the pool only to mark contents as findable; never changes a reference count. Used by
+`Scheduler` (find) and `Engine` (publish). The scheme is vLLM's automatic prefix caching; radix trees
+(SGLang, https://arxiv.org/abs/2312.07104) find the same prefixes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from core.block_pool import BlockPool
+from core.sequence import Sequence
+
+_ROOT = b"noria prefix v1"  # the domain of plain prompts; a salt or an adapter would get a tagged root of its own
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    block_id: int
+    depth: int  # index of the block in its sequence
+    tokens: bytes
+
+
+def sha256(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()
+
+
+class PrefixCache:
+    """Maps digests of full, written blocks to block ids. Work per token is constant: a sequence keeps its digests.
+
+    `digest` is a parameter so that tests can force collisions: a hit also compares depth and token ids.
+    """
+
+    def __init__(
+        self, pool: BlockPool, block_size: int, digest: Callable[[bytes], bytes] = sha256
+    ) -> None:
+        self._pool = pool
+        self._block_size = block_size
+        self._digest = digest
+        self._entries: dict[bytes, _Entry] = {}
+        self._digest_of_block: dict[int, bytes] = {}
+        pool.on_reclaim = self._forget
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def find(self, sequence: Sequence) -> list[int]:
+        """The blocks of the longest known prefix; never all tokens, since one must be computed to be sampled."""
+        found: list[int] = []
+        for index in range((sequence.num_tokens - 1) // self._block_size):
+            tokens = self._tokens(sequence, index)
+            entry = self._entries.get(self._digest_at(sequence, index, tokens))
+            if entry is None or entry.depth != index or entry.tokens != tokens:
+                break
+            found.append(entry.block_id)
+        return found
+
+    def publish(self, sequence: Sequence) -> None:
+        """Makes the blocks that this sequence has filled since the last call findable. Contents must be written."""
+        num_full = sequence.num_computed_tokens // self._block_size
+        for index in range(sequence.num_published_blocks, num_full):
+            tokens = self._tokens(sequence, index)
+            digest = self._digest_at(sequence, index, tokens)
+            if digest in self._entries:
+                continue  # the same prefix, held by another block: that one stays the known one
+            block_id = sequence.block_ids[index]
+            assert block_id not in self._digest_of_block, "a block was published twice"
+            self._entries[digest] = _Entry(block_id, index, tokens)
+            self._digest_of_block[block_id] = digest
+            self._pool.keep(block_id)
+        sequence.num_published_blocks = max(sequence.num_published_blocks, num_full)
+
+    def clear(self) -> None:
+        """After the pool was reset."""
+        self._entries.clear()
+        self._digest_of_block.clear()
+
+    def check_invariants(self) -> None:
+        assert len(self._entries) == len(self._digest_of_block)
+        for digest, entry in self._entries.items():
+            assert self._digest_of_block[entry.block_id] == digest
+
+    def _forget(self, block_id: int) -> None:
+        del self._entries[self._digest_of_block.pop(block_id)]
+
+    def _tokens(self, sequence: Sequence, index: int) -> bytes:
+        start = index * self._block_size
+        return array("q", sequence.token_ids[start : start + self._block_size]).tobytes()
+
+    def _digest_at(self, sequence: Sequence, index: int, tokens: bytes) -> bytes:
+        digests = sequence.block_digests
+        if index == len(digests):
+            digests.append(self._digest((digests[-1] if digests else _ROOT) + tokens))
+        return digests[index]
