@@ -37,7 +37,6 @@ class BlockPool:
         self._recycled: list[int] = []
         self._next_unused = 0
         self._cached: OrderedDict[int, None] = OrderedDict()
-        self.num_releases += 1
 
     @property
     def num_cached(self) -> int:
@@ -78,7 +77,6 @@ class BlockPool:
 
         Tail first: of one sequence the last block is reclaimed first, and a prefix lives longest.
         """
-        self.num_releases += bool(block_ids)
         while block_ids:
             block_id = block_ids.pop()
             assert self._reference_counts[block_id] > 0, "released a block that nobody holds"

@@ -1,10 +1,23 @@
-"""`Scheduler` and `Batch`: who is computed in the next step, and how far."""
+"""`Scheduler` and `Batch`: who is computed in the next step, and how far.
+
+Owns `waiting` and `running`. There is no prefill phase and no decode phase: each sequence has tokens known and tokens
+computed, and a step spends a token budget on closing the gap. Knows blocks and counts, never tensors, text or the model
+runner. Used by `Engine` only, in the step thread. Iteration-level scheduling is from Orca
+(https://www.usenix.org/conference/osdi22/presentation/yu), preemption by recompute from vLLM
+(https://arxiv.org/abs/2309.06180), chunked prefill beside decodes from Sarathi-Serve (https://arxiv.org/abs/2403.02310).
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from core.sequence import Sequence
+from core.block_pool import BlockPool
+from core.config import CacheConfig, EngineConfig
+from core.prefix_cache import PrefixCache
+from core.sequence import Sequence, SequenceStatus
+from core.waiting_queue import WaitingQueue
+
+_MAX_DOUBLINGS = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,3 +35,244 @@ class Batch:
     @property
     def num_tokens(self) -> int:
         return sum(self.num_scheduled_tokens)
+
+
+class Scheduler:
+    """Plans steps, first come first served. `running` followed by `waiting` is always in order of arrival: the newest
+    running sequence is preempted first and returns to the front of the queue, so the oldest always gets on.
+
+    All blocks for the known tokens of a sequence are allocated at its admission; only decoding needs more.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        cache_config: CacheConfig,
+        max_model_len: int,
+        pool: BlockPool,
+        prefix_cache: PrefixCache | None,
+    ) -> None:
+        assert max_model_len <= cache_config.num_tokens, (
+            "a lone sequence must never run out of blocks"
+        )
+        self._policy = config.policy
+        self._max_running = 1 if config.policy == "single" else config.batch_size
+        self._max_batched_tokens = config.max_batched_tokens
+        self._queue_timeout_s = config.queue_timeout_s
+        self._block_size = cache_config.block_size
+        self._max_model_len = max_model_len
+        self._pool = pool
+        self._prefix_cache = prefix_cache
+        self.waiting = WaitingQueue()
+        self.running: list[Sequence] = []  # oldest first
+        self.total_preemptions = 0
+        self.total_recomputed_tokens = 0
+        self.total_prefix_queries = 0
+        self.total_prefix_hits = 0
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.running) or len(self.waiting) > 0
+
+    def add(self, sequence: Sequence) -> None:
+        self.waiting.push(sequence)
+
+    def schedule(self, now_s: float) -> Batch:
+        """The next step. Empty only if nothing runs and nothing waits."""
+        preemptions_before = self.total_preemptions
+        rows, budget = self._plan_running()
+        if self.total_preemptions == preemptions_before:
+            self._admit(rows, budget, now_s)
+        return Batch(tuple(row[0] for row in rows), tuple(row[1] for row in rows))
+
+    def finish(self, sequence: Sequence, *, keeps_seat: bool = False) -> None:
+        """Takes a sequence out, wherever it is, and recycles its blocks. Idempotent.
+
+        With `keeps_seat` under policy `static` it stays in the batch until the longest has ended, and its last
+        computed position is computed again in every step, as a padded batch would.
+        """
+        if sequence.is_finished:
+            return
+        sequence.status = SequenceStatus.FINISHED
+        if sequence.sequence_id in self.waiting:
+            self.waiting.remove(sequence.sequence_id)
+        elif keeps_seat and self._policy == "static":
+            sequence.num_computed_tokens -= 1
+        else:
+            self.running.remove(sequence)
+            self._pool.release(sequence.block_ids)
+        if all(seat.is_finished for seat in self.running):
+            self._clear_seats()
+
+    def remove_expired(self, now_s: float) -> list[Sequence]:
+        """Takes out the sequences that have waited longer than `engine.queue_timeout_s`."""
+        if not self._queue_timeout_s:
+            return []
+        expired = self.waiting.remove_expired(now_s, self._queue_timeout_s)
+        for sequence in expired:
+            sequence.status = SequenceStatus.FINISHED
+        return expired
+
+    def fail_running(self) -> list[Sequence]:
+        """Ends every running sequence and empties pool and prefix cache: after a failed step no block can be trusted.
+
+        Returns those that had not finished.
+        """
+        failed = [sequence for sequence in self.running if not sequence.is_finished]
+        for sequence in self.running:
+            sequence.status = SequenceStatus.FINISHED
+            sequence.block_ids.clear()
+        self.running.clear()
+        self._pool.reset()
+        if self._prefix_cache is not None:
+            self._prefix_cache.clear()
+        return failed
+
+    def check_invariants(self) -> None:
+        self._pool.check_invariants(sequence.block_ids for sequence in self.running)
+        self.waiting.check_invariants()
+        if self._prefix_cache is not None:
+            self._prefix_cache.check_invariants()
+        for sequence in self.waiting.sequences():
+            assert sequence.status is SequenceStatus.WAITING
+            assert not sequence.block_ids
+        assert len(self.running) <= self._max_running
+        for sequence in self.running:
+            assert sequence.num_computed_tokens <= len(sequence.block_ids) * self._block_size
+
+    def _plan_running(self) -> tuple[list[tuple[Sequence, int]], int]:
+        """Rows for the running sequences, oldest first, and what they leave of the budget.
+
+        One-token rows (decodes) are never held back; the budget is for the rest.
+        """
+        self._clear_seats_if_short_of_blocks()
+        rows: list[tuple[Sequence, int]] = []
+        budget = self._max_batched_tokens
+        budget -= sum(_wants_one_token(sequence) for sequence in self.running)
+        for sequence in list(self.running):
+            if sequence.status is SequenceStatus.WAITING:
+                break  # preempted for an older one, and so are all that follow
+            if not self._grow(sequence):
+                break
+            if _wants_one_token(sequence):
+                rows.append((sequence, 1))
+            elif budget > 0:
+                count = min(sequence.num_tokens_to_compute, budget)
+                budget -= count
+                rows.append((sequence, count))
+        return rows, budget
+
+    def _grow(self, sequence: Sequence) -> bool:
+        """Gives the sequence blocks for all its known tokens, at the cost of the newest. False: it was the newest."""
+        if sequence.is_finished:
+            return True  # a kept seat gets no new blocks
+        missing = self._blocks_for(sequence.num_tokens) - len(sequence.block_ids)
+        while missing > self._pool.num_available:
+            newest = self.running[-1]
+            assert newest is not self.running[0], "a lone sequence ran out of blocks"
+            self._preempt(newest)
+            if newest is sequence:
+                return False
+        sequence.block_ids += self._pool.allocate(missing)
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        self._pool.release(sequence.block_ids)
+        sequence.status = SequenceStatus.WAITING
+        sequence.num_preemptions += 1
+        sequence.num_discarded_tokens = sequence.num_computed_tokens
+        sequence.num_computed_tokens = 0
+        sequence.num_published_blocks = 0
+        self.waiting.push_front(sequence)
+        self.total_preemptions += 1
+
+    def _admit(self, rows: list[tuple[Sequence, int]], budget: int, now_s: float) -> None:
+        """Starts waiting sequences in order while seats, budget and blocks allow. Nobody overtakes the first."""
+        is_static = self._policy == "static"
+        if is_static and self.running:
+            return
+        while len(self.waiting) and len(self.running) < self._max_running:
+            if budget <= 0 and not is_static:
+                return
+            sequence = self.waiting.first()
+            hits = self._find_room(sequence)
+            if hits is None:
+                return
+            self.waiting.remove(sequence.sequence_id)
+            self._start(sequence, hits, now_s)
+            count = min(sequence.num_tokens_to_compute, budget)
+            if count > 0:
+                budget -= count
+                rows.append((sequence, count))
+
+    def _find_room(self, sequence: Sequence) -> list[int] | None:
+        """The cached blocks of its prefix if there is room for the rest and some headroom, else None."""
+        available = self._pool.num_available
+        headroom = self._headroom(sequence) if self.running else 0
+        if available <= headroom:
+            return None
+        hits = self._prefix_cache.find(sequence) if self._prefix_cache is not None else []
+        needed = self._blocks_for(sequence.num_tokens) - len(hits) + self._pool.num_idle(hits)
+        if needed + headroom > available:
+            assert self.running, "a prompt was accepted that does not fit the empty pool"
+            return None
+        return hits
+
+    def _headroom(self, candidate: Sequence) -> int:
+        """Blocks to leave for growth: one for each running sequence, and twice as many with every preemption of the
+        candidate, up to all that the running ones can still need. So a sequence is preempted only about
+        log2(blocks of a full context) times, whatever the pool (B107)."""
+        share = 1 << min(candidate.num_preemptions, _MAX_DOUBLINGS)
+        return sum(
+            min(share, self._blocks_left_to_grow(sequence))
+            for sequence in (*self.running, candidate)
+            if not sequence.is_finished
+        )
+
+    def _blocks_left_to_grow(self, sequence: Sequence) -> int:
+        limit = min(sequence.num_prompt_tokens + sequence.params.max_tokens, self._max_model_len)
+        # The last token is sampled but never computed, so it needs no place.
+        return self._blocks_for(limit - 1) - self._blocks_for(sequence.num_tokens)
+
+    def _start(self, sequence: Sequence, hits: list[int], now_s: float) -> None:
+        self._pool.take(hits)
+        sequence.block_ids += hits
+        num_blocks = self._blocks_for(sequence.num_tokens) - len(hits)
+        sequence.block_ids += self._pool.allocate(num_blocks)
+        sequence.num_computed_tokens = len(hits) * self._block_size
+        sequence.num_published_blocks = len(hits)
+        sequence.status = SequenceStatus.RUNNING
+        if not sequence.first_token_s:
+            sequence.scheduled_s = now_s
+        self.running.append(sequence)
+        if sequence.num_preemptions:
+            lost = sequence.num_discarded_tokens - sequence.num_computed_tokens
+            self.total_recomputed_tokens += max(0, lost)
+            return
+        sequence.num_cached_tokens = sequence.num_computed_tokens
+        if self._prefix_cache is not None:
+            self.total_prefix_queries += sequence.num_prompt_tokens
+            self.total_prefix_hits += sequence.num_cached_tokens
+
+    def _clear_seats_if_short_of_blocks(self) -> None:
+        missing = sum(
+            self._blocks_for(sequence.num_tokens) - len(sequence.block_ids)
+            for sequence in self.running
+            if not sequence.is_finished
+        )
+        if missing > self._pool.num_available:
+            self._clear_seats()
+
+    def _clear_seats(self) -> None:
+        """Takes finished sequences (policy `static`) out of the batch."""
+        for sequence in [sequence for sequence in self.running if sequence.is_finished]:
+            self.running.remove(sequence)
+            self._pool.release(sequence.block_ids)
+
+    def _blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self._block_size)
+
+
+def _wants_one_token(sequence: Sequence) -> bool:
+    return sequence.is_finished or sequence.num_tokens_to_compute == 1
