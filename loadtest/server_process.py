@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -68,9 +69,13 @@ def _wait_until_ready(
     while time.perf_counter() < deadline_s:
         if process.poll() is not None:
             raise SystemExit(f"the server ended with {process.returncode}:\n{_tail(log_path)}")
-        with contextlib.suppress(OSError), opener.open(url, timeout=5) as response:
-            if response.status == 200:
+        try:
+            with opener.open(url, timeout=5):
                 return
+        except urllib.error.HTTPError as error:  # 503 while it loads
+            error.close()
+        except OSError:  # it does not listen yet
+            pass
         time.sleep(0.1)
     raise SystemExit(f"the server was not ready within {timeout_s:g} s:\n{_tail(log_path)}")
 
