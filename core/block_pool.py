@@ -25,9 +25,6 @@ class BlockPool:
         assert num_blocks > 0
         self.num_blocks = num_blocks
         self.on_reclaim: Callable[[int], None] | None = None
-        self.num_releases = (
-            0  # lets a scheduler see whether anything came back since it last looked
-        )
         self.reset()
 
     def reset(self) -> None:
