@@ -1,0 +1,305 @@
+"""`Tokenizer`: text to ids, chats to ids, ids to text. The only importer of the tokenizer library.
+
+Knows one model's vocabulary, its special tokens and its chat template; nothing about requests. Built by `loader.py` in
+the step thread; afterwards immutable, so that the step thread may decode while executor threads encode (the
+library releases the interpreter lock during a long `encode`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as Backend
+
+from core.errors import InvalidValue, ModelRefused
+from core.model.chat_template import ChatTemplate, find_sentinel, shield
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_TURN_MARK = re.compile(r"<\|.+\|>|<\w*_of_turn>|\[/?[A-Z_]+\]|<｜.+｜>")
+_SPECIAL_NAMES = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ControlToken:
+    """A token that has a meaning beyond its text; `strips_*`: blanks beside it in the text belong to it."""
+
+    token_id: int
+    text: str
+    strips_left: bool
+    strips_right: bool
+
+
+class Tokenizer:
+    """Implements `core.interfaces.TextTokenizer` over one `tokenizer.json`."""
+
+    def __init__(
+        self,
+        definition: str,
+        *,
+        settings: dict[str, Any] | None = None,
+        eos_token_ids: tuple[int, ...] = (),
+        chat_template: ChatTemplate | None = None,
+    ) -> None:
+        """`definition` is the text of a tokenizer.json, `settings` what tokenizer_config.json says beside it."""
+        settings = settings or {}
+        parsed = json.loads(definition)
+        self._backend = _load_backend(definition)
+        self._template = chat_template
+        self._control = _control_tokens(parsed, chat_template)
+        self._literal = _literal_backend(parsed, self._control)
+        self._added = {entry["id"]: entry["content"] for entry in parsed.get("added_tokens", [])}
+        self._is_byte_level = '"ByteLevel"' in json.dumps(
+            [parsed.get("pre_tokenizer"), parsed.get("decoder")]
+        )
+        self._has_metaspace = not self._is_byte_level and "▁" in json.dumps(
+            [parsed.get("pre_tokenizer"), parsed.get("decoder"), parsed.get("normalizer")],
+            ensure_ascii=False,
+        )
+        self._keeps_text = parsed.get("normalizer") is None and self._is_byte_level
+        vocabulary = self._backend.get_vocab(with_added_tokens=True)
+        self.vocab_size = max(vocabulary.values(), default=-1) + 1
+        self.max_token_bytes = max(
+            (len(self.token_bytes(i)) for i in vocabulary.values()), default=1
+        )
+        self.eos_token_ids = eos_token_ids
+        self.has_chat_template = chat_template is not None
+        self._prefix, self._suffix = self._own_specials(settings, vocabulary)
+
+    @property
+    def has_bos(self) -> bool:
+        """Whether a plain prompt gets a token put before it."""
+        return bool(self._prefix)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Text to ids, control tokens typed in it included. The tokenizer's own specials are added once: where the
+        text already begins (ends) with them, they are not doubled."""
+        ids = list(self._backend.encode(text, add_special_tokens=False).ids)
+        if not add_special_tokens:
+            return ids
+        prefix, suffix = self._prefix, self._suffix
+        if prefix and ids[: len(prefix)] == prefix:
+            prefix = []
+        if suffix and ids[-len(suffix) :] == suffix:
+            suffix = []
+        return prefix + ids + suffix
+
+    def encode_chat(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
+        template_kwargs: dict[str, Any] | None = None,
+    ) -> list[int]:
+        """Messages to ids: exactly the ids of the rendered template, except that control tokens written by users
+        are encoded as the plain text they are. Raises `InvalidValue`."""
+        if self._template is None:
+            raise InvalidValue(
+                "This model has no chat template: use /v1/completions, or set model.chat_template.",
+                param="messages",
+            )
+        controls = [token.text for token in self._control]
+        given = (messages, tools, template_kwargs)
+        sentinel = find_sentinel(given)
+        shielded, is_hostile = shield(given, controls, sentinel)
+        text = self._template.render(
+            shielded[0],
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=shielded[1],
+            template_kwargs=shielded[2],
+        )
+        if not is_hostile:
+            return list(self._backend.encode(text, add_special_tokens=False).ids)
+        return self._encode_shielded(text, sentinel)
+
+    def decode(self, token_ids: list[int]) -> str:
+        """Ids to text without special tokens. Ids that have no text, whatever their value, are left out."""
+        size = self.vocab_size
+        return str(
+            self._backend.decode([i for i in token_ids if 0 <= i < size], skip_special_tokens=True)
+        )
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes a token stands for; control tokens by name; empty for ids without text."""
+        if not 0 <= token_id < 2**31:
+            return b""
+        if token_id in self._added:
+            return str(self._added[token_id]).encode()
+        token = self._backend.id_to_token(token_id)
+        if token is None:
+            return b""
+        if self._is_byte_level:
+            table = _byte_of_char()
+            return b"".join(bytes([table[c]]) if c in table else c.encode() for c in token)
+        if match := _BYTE_TOKEN.fullmatch(token):
+            return bytes([int(match[1], 16)])
+        return str(token.replace("▁", " ") if self._has_metaspace else token).encode()
+
+    def min_num_tokens(self, text: str) -> int:
+        """A lower bound on the number of ids of `text`, without encoding it: what is certain not to fit can be
+        refused at once. 0 where the vocabulary allows no such bound (text is normalized, or may become unknown)."""
+        if not self._keeps_text:
+            return 0
+        return -(-len(text.encode("utf-8", "surrogatepass")) // self.max_token_bytes)
+
+    def _own_specials(
+        self, settings: dict[str, Any], vocabulary: dict[str, int]
+    ) -> tuple[list[int], list[int]]:
+        """What is put before and after a plain prompt: the post-processor of tokenizer.json, corrected by what
+        tokenizer_config.json says outright."""
+        body = self._backend.encode("a", add_special_tokens=False).ids
+        whole = self._backend.encode("a", add_special_tokens=True).ids
+        at = next((i for i in range(len(whole)) if whole[i : i + len(body)] == body), 0)
+        prefix, suffix = list(whole[:at]), list(whole[at + len(body) :])
+        bos, eos = (
+            vocabulary.get(str(_text_of(settings.get(name)))) for name in ("bos_token", "eos_token")
+        )
+        if settings.get("add_bos_token") is False and prefix == [bos]:
+            prefix = []
+        if settings.get("add_bos_token") is True and bos is not None and not prefix:
+            prefix = [bos]
+        if settings.get("add_eos_token") is not True and suffix == [eos]:
+            suffix = []  # a prompt that ends with the end of text has nothing to be continued
+        return prefix, suffix
+
+    def _encode_shielded(self, text: str, sentinel: str) -> list[int]:
+        """Encode a rendered chat in which the control tokens of users are broken up by `sentinel`: what still reads
+        as one comes from the template. Everything between is plain text."""
+        if not self._control:
+            return list(
+                self._literal.encode(text.replace(sentinel, ""), add_special_tokens=False).ids
+            )
+        tokens = {token.text: token for token in self._control}
+        longest_first = sorted(tokens, key=len, reverse=True)
+        ids: list[int] = []
+        pieces = re.split("(" + "|".join(map(re.escape, longest_first)) + ")", text)
+        for i, piece in enumerate(pieces):
+            if i % 2:
+                ids.append(tokens[piece].token_id)
+                continue
+            if i and tokens[pieces[i - 1]].strips_right:
+                piece = piece.lstrip()
+            if i + 1 < len(pieces) and tokens[pieces[i + 1]].strips_left:
+                piece = piece.rstrip()
+            ids += self._literal.encode(piece.replace(sentinel, ""), add_special_tokens=False).ids
+        return ids
+
+
+def load_tokenizer(
+    folder: Path, *, eos_token_ids: tuple[int, ...] = (), template_file: str | None = None
+) -> Tokenizer:
+    """The tokenizer of a model folder, from tokenizer.json, else through transformers' AutoTokenizer.
+
+    Raises `ModelRefused` where there is none, or where it cannot be used without the library's slow classes.
+    """
+    settings = _read_settings(folder)
+    definition_file = folder / "tokenizer.json"
+    if definition_file.is_file():
+        definition = definition_file.read_text(encoding="utf-8")
+    else:
+        definition, settings = _through_library(folder, settings)
+    special = {name: _text_of(settings[name]) for name in _SPECIAL_NAMES if settings.get(name)}
+    template = ChatTemplate.load(folder, settings, special, template_file)
+    return Tokenizer(
+        definition, settings=settings, eos_token_ids=eos_token_ids, chat_template=template
+    )
+
+
+def _read_settings(folder: Path) -> dict[str, Any]:
+    settings: dict[str, Any] = {}
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        path = folder / name
+        if path.is_file():
+            try:
+                settings |= json.loads(path.read_text(encoding="utf-8"))
+            except ValueError as error:
+                raise ModelRefused(f"{name} of the model is no valid JSON.") from error
+    return settings
+
+
+def _through_library(folder: Path, settings: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=False
+        )
+        definition = str(tokenizer.backend_tokenizer.to_str())
+    except (
+        Exception
+    ) as error:  # missing files, missing optional packages, classes without a fast form
+        raise ModelRefused(
+            "The model has no tokenizer.json and no tokenizer that can be turned into one "
+            f"({str(error)[:200]}). Convert its tokenizer with transformers and put tokenizer.json beside the weights."
+        ) from error
+    return definition, settings | {
+        k: str(v) for k, v in tokenizer.special_tokens_map.items() if isinstance(v, str)
+    }
+
+
+def _load_backend(definition: str) -> Backend:
+    try:
+        backend = Backend.from_str(definition)
+    except Exception as error:  # the library raises plain Exception
+        raise ModelRefused(f"tokenizer.json cannot be read: {str(error)[:200]}") from error
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
+def _control_tokens(parsed: dict[str, Any], template: ChatTemplate | None) -> list[ControlToken]:
+    """All special tokens, and those added ones that mark turns in the template. Tags such as `<think>` stay what the
+    library makes of them: templates look for them in the messages."""
+    source = template.source if template is not None else ""
+    return [
+        ControlToken(
+            entry["id"], entry["content"], bool(entry.get("lstrip")), bool(entry.get("rstrip"))
+        )
+        for entry in parsed.get("added_tokens", [])
+        if entry["content"].strip()
+        and (
+            entry.get("special")
+            or (_TURN_MARK.fullmatch(entry["content"]) and entry["content"] in source)
+        )
+    ]
+
+
+def _literal_backend(parsed: dict[str, Any], control: list[ControlToken]) -> Backend:
+    """A second tokenizer that reads every control token as plain text."""
+    ids = {token.token_id for token in control}
+    added = [
+        entry | {"special": True} if entry["id"] in ids else entry
+        for entry in parsed.get("added_tokens", [])
+    ]
+    backend = _load_backend(json.dumps(parsed | {"added_tokens": added}, ensure_ascii=False))
+    backend.encode_special_tokens = True
+    return backend
+
+
+def _text_of(token: Any) -> str:
+    return str(token["content"]) if isinstance(token, dict) else str(token)
+
+
+@lru_cache(maxsize=1)
+def _byte_of_char() -> dict[str, int]:
+    """The inverse of the byte-level alphabet of GPT-2: printable bytes stand for themselves, the rest for U+0100 on."""
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    rest = [byte for byte in range(256) if byte not in plain]
+    return {chr(byte): byte for byte in plain} | {
+        chr(0x100 + i): byte for i, byte in enumerate(rest)
+    }
