@@ -120,6 +120,9 @@ class Backend(Protocol):
     async def start(self) -> None:
         """Begins loading and returns at once."""
 
+    async def loaded(self) -> None:
+        """Waits until the model is loaded. Raises the `NoriaError` that says why it cannot be."""
+
     async def stop(self, timeout_s: float) -> None:
         """Drains for up to `timeout_s`, then fails what is left with `shutdown`, and joins every thread."""
 

@@ -1,0 +1,72 @@
+"""`create_app`: routes, middlewares and what starts and stops with the application. Wiring as data, no logic."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+
+from aiohttp import web
+
+from server import middlewares
+from server.api_keys import load_keys
+from server.backends.base import Backend
+from server.config import ServerConfig
+from server.keys import BACKEND, CONFIG, EXECUTOR, METRICS
+from server.metrics import Metrics
+from server.routes import health
+
+ROUTE_MODULES = (health,)
+# Templates and tokenizing release the interpreter lock only in part: two threads keep one slow prompt from blocking
+# the next, more would only take time from the step thread.
+EXECUTOR_THREADS = 2
+
+
+def create_app(config: ServerConfig, backend: Backend, metrics: Metrics) -> web.Application:
+    """The application around a backend. Raises `ConfigError` if the API keys cannot be read.
+
+    The backend starts with the application and returns at once; when the application shuts down, what still runs ends
+    with an error event (whoever wants to drain does so before).
+    """
+    app = web.Application(
+        middlewares=[
+            middlewares.record,
+            middlewares.errors,
+            middlewares.preflight,
+            middlewares.make_authenticate(load_keys(config.server)),
+        ],
+        client_max_size=config.server.max_body_bytes,
+    )
+    app[CONFIG], app[BACKEND], app[METRICS] = config, backend, metrics
+    app.on_response_prepare.append(middlewares.decorate)
+    app.cleanup_ctx.extend((_executor, _backend))
+    app.on_shutdown.append(_fail_the_rest)
+    for module in ROUTE_MODULES:
+        app.add_routes(module.routes())
+    app.router.add_get("/", _index)
+    return app
+
+
+async def _executor(app: web.Application) -> AsyncIterator[None]:
+    executor = ThreadPoolExecutor(EXECUTOR_THREADS, thread_name_prefix="noria-text")
+    app[EXECUTOR] = executor
+    yield
+    executor.shutdown(wait=False, cancel_futures=True)
+
+
+async def _backend(app: web.Application) -> AsyncIterator[None]:
+    await app[BACKEND].start()
+    yield
+    await app[BACKEND].stop(0)
+
+
+async def _fail_the_rest(app: web.Application) -> None:
+    """Before aiohttp waits for handlers: streams get their error event instead of a cut connection."""
+    await app[BACKEND].stop(0)
+
+
+async def _index(request: web.Request) -> web.Response:
+    resources = sorted({resource.canonical for resource in request.app.router.resources()})
+    rows = "".join(f"<li><code>{html.escape(path)}</code></li>" for path in resources)
+    page = f"<!doctype html><meta charset=utf-8><title>Noria</title><h1>Noria</h1><ul>{rows}</ul>"
+    return web.Response(text=page, content_type="text/html")
