@@ -5,11 +5,15 @@ The keys are those of `config.yaml`. `plan_memory` is the one place where memory
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
 
+from core.errors import ConfigError
+
+MIB = 1 << 20
 Policy = Literal["continuous", "static", "single"]
 
 
@@ -67,6 +71,7 @@ class ModelShape:
     kv_bytes_per_token: int
     weights_bytes: int
     eos_token_ids: tuple[int, ...]
+    activation_bytes_per_token: int = 0  # of a step, roughly: hidden states and the widest layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,3 +118,131 @@ class MemoryPlan:
     def max_concurrency(self) -> float:
         """How many requests of `max_model_len` tokens fit at once."""
         return self.num_blocks / -(-self.max_model_len // self.block_size)
+
+
+_DEFAULT_FRACTION = {"cpu": 0.3, "cuda": 0.9}
+_DEFAULT_MAX_MIB: dict[str, int | None] = {"cpu": 4096, "cuda": None}
+
+
+def plan_memory(
+    shape: ModelShape,
+    engine: EngineConfig,
+    kv_cache: KVCacheConfig,
+    model: ModelConfig,
+    available_bytes: int,
+    device: Literal["cpu", "cuda"],
+) -> MemoryPlan:
+    """The one place where memory becomes blocks. `available_bytes` is what is free before the weights are loaded.
+
+    KV bytes = memory_fraction x (available - weights - activations), at most `kv_cache.max_memory_mib` and what
+    `batch_size` requests of full context can use. Raises `ConfigError` where a request of the asked length cannot
+    fit, naming the largest that does and the setting to change.
+    """
+    _check_sizes(engine, kv_cache)
+    context = _asked_context(model, shape)
+    fraction = (
+        _DEFAULT_FRACTION[device]
+        if kv_cache.memory_fraction == "auto"
+        else kv_cache.memory_fraction
+    )
+    max_mib = (
+        _DEFAULT_MAX_MIB[device] if kv_cache.max_memory_mib == "auto" else kv_cache.max_memory_mib
+    )
+    bytes_per_block = kv_cache.block_size * shape.kv_bytes_per_token
+    activations = engine.max_batched_tokens * shape.activation_bytes_per_token
+    activations += 2 * 4 * engine.batch_size * shape.vocab_size  # logits, and a copy in float32
+    remaining = max(0, available_bytes - shape.weights_bytes - activations)
+
+    bounds = {"kv_cache.memory_fraction": int(remaining * fraction) // bytes_per_block}
+    if max_mib is not None:
+        bounds["kv_cache.max_memory_mib"] = max_mib * MIB // bytes_per_block
+    bounds["engine.batch_size x context"] = engine.batch_size * math.ceil(
+        context / kv_cache.block_size
+    )
+    decided_by = min(bounds, key=lambda name: bounds[name])
+    num_blocks = bounds[decided_by]
+    if kv_cache.num_blocks != "auto":
+        num_blocks, decided_by = kv_cache.num_blocks, "kv_cache.num_blocks"
+        if num_blocks * bytes_per_block > remaining:
+            raise ConfigError(
+                f"kv_cache.num_blocks {num_blocks:,} needs {num_blocks * bytes_per_block / MIB:,.0f} MiB; what remains "
+                f"beside the weights holds {remaining // bytes_per_block:,} blocks."
+            )
+    plan = MemoryPlan(
+        available_bytes=available_bytes,
+        memory_fraction=fraction,
+        max_memory_bytes=None if max_mib is None else max_mib * MIB,
+        weights_bytes=shape.weights_bytes,
+        activation_bytes=activations,
+        bytes_per_block=bytes_per_block,
+        block_size=kv_cache.block_size,
+        num_blocks=num_blocks,
+        max_model_len=min(context, num_blocks * kv_cache.block_size),
+        decided_by=decided_by,
+    )
+    _check_fits(plan, model)
+    return plan
+
+
+def _check_sizes(engine: EngineConfig, kv_cache: KVCacheConfig) -> None:
+    at_least_one = {
+        "engine.batch_size": engine.batch_size,
+        "engine.max_batched_tokens": engine.max_batched_tokens,
+        "kv_cache.block_size": kv_cache.block_size,
+        "kv_cache.num_blocks": kv_cache.num_blocks,
+        "kv_cache.max_memory_mib": kv_cache.max_memory_mib,
+    }
+    for key, value in at_least_one.items():
+        if value != "auto" and value < 1:
+            raise ConfigError(f"{key} is {value}; it accepts whole numbers from 1.")
+    if kv_cache.memory_fraction != "auto" and not 0 < kv_cache.memory_fraction <= 1:
+        raise ConfigError(
+            f"kv_cache.memory_fraction is {kv_cache.memory_fraction}; it accepts numbers above 0 and up to 1."
+        )
+
+
+def _asked_context(model: ModelConfig, shape: ModelShape) -> int:
+    if model.max_model_len == "auto":
+        return shape.max_context
+    if not 1 <= model.max_model_len <= shape.max_context:
+        raise ConfigError(
+            f"model.max_model_len is {model.max_model_len}; this model accepts 1 to {shape.max_context}, or auto."
+        )
+    return model.max_model_len
+
+
+def _check_fits(plan: MemoryPlan, model: ModelConfig) -> None:
+    settings = {
+        "kv_cache.memory_fraction": "raise kv_cache.memory_fraction, or free memory",
+        "kv_cache.max_memory_mib": "raise kv_cache.max_memory_mib",
+        "kv_cache.num_blocks": "raise kv_cache.num_blocks",
+    }
+    remedy = settings.get(plan.decided_by, "lower model.max_model_len")
+    if plan.num_blocks < 1:
+        raise ConfigError(
+            f"The KV cache holds not one block: of {plan.available_bytes / MIB:,.0f} MiB available, weights take "
+            f"{plan.weights_bytes / MIB:,.0f} MiB and activations {plan.activation_bytes / MIB:,.0f} MiB; {remedy}."
+        )
+    if model.max_model_len != "auto" and plan.max_model_len < model.max_model_len:
+        raise ConfigError(
+            f"model.max_model_len {model.max_model_len} does not fit: the KV cache holds {plan.num_tokens} tokens, so "
+            f"{plan.num_tokens} is the largest that does; lower model.max_model_len, or {remedy}."
+        )
+
+
+def render_plan(plan: MemoryPlan, shape: ModelShape) -> list[str]:
+    """The memory sum, for `--plan` and the start log: where each number comes from, term by term."""
+    bound = "none" if plan.max_memory_bytes is None else f"{plan.max_memory_bytes / MIB:,.0f} MiB"
+    per_token = shape.kv_bytes_per_token
+    blocks_per_request = math.ceil(plan.max_model_len / plan.block_size)
+    return [
+        f"memory: {plan.available_bytes / MIB:,.0f} MiB available, weights {plan.weights_bytes / MIB:,.0f} MiB, "
+        f"activations {plan.activation_bytes / MIB:,.0f} MiB; of the rest a share of {plan.memory_fraction:g} "
+        f"for the KV cache, upper bound {bound}",
+        f"bytes per block: {plan.bytes_per_block:,} = {per_token:,} (K and V of a token over {shape.num_layers} layers, "
+        f"{shape.num_kv_heads} KV heads of {shape.head_dim}) x block size {plan.block_size}",
+        f"KV cache: {plan.num_blocks:,} blocks x {plan.block_size} = {plan.num_tokens:,} tokens, "
+        f"{plan.kv_bytes / MIB:,.0f} MiB, decided by {plan.decided_by}",
+        f"Maximum concurrency for {plan.max_model_len:,} tokens per request: {plan.max_concurrency:.2f}x "
+        f"({plan.num_blocks:,} blocks / {blocks_per_request:,})",
+    ]
