@@ -134,17 +134,28 @@ async def metrics(request: web.Request) -> web.Response:
 SERVER: web.AppKey[TinyServer] = web.AppKey("tiny", TinyServer)
 
 
-@pytest.fixture
-async def tiny() -> AsyncIterator[TinyServer]:
-    server = TinyServer()
+def application(server: TinyServer) -> web.Application:
     app = web.Application()
     app[SERVER] = server
     for path in ("/v1/completions", "/v1/chat/completions", "/generate_stream"):
         app.router.add_post(path, stream)
     app.router.add_post("/tokenize", tokenize)
     app.router.add_get("/v1/models", models)
+    app.router.add_get("/health", models)
     app.router.add_get("/metrics", metrics)
-    listener = TestServer(app)
+    return app
+
+
+def serve(flags: list[str]) -> None:
+    """As a process of its own, for loads that start servers; understands the flags of the real one."""
+    port = int(flags[flags.index("--port") + 1])
+    web.run_app(application(TinyServer()), host="127.0.0.1", port=port)
+
+
+@pytest.fixture
+async def tiny() -> AsyncIterator[TinyServer]:
+    server = TinyServer()
+    listener = TestServer(application(server))
     await listener.start_server()
     server.url = str(listener.make_url("/")).rstrip("/")
     try:

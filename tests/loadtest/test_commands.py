@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import importlib.util
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -166,6 +167,41 @@ def test_a_server_that_ends_at_once_is_reported_with_its_last_words(tmp_path: Pa
         running_server(command, tmp_path / "log", ready_path="/", start_timeout_s=10),
     ):
         pass
+
+
+def test_the_ladder_climbs_from_server_to_server(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = str(ROOT / "tests/loadtest")
+    code = f"import sys; sys.path.insert(0, {folder!r}); import conftest; conftest.serve(sys.argv)"
+    args = parse(
+        *(
+            "ladder",
+            "--command",
+            shlex.join([sys.executable, "-c", code]),
+            "--log-dir",
+            str(tmp_path),
+        ),
+        *(
+            "--policy",
+            "static",
+            "continuous",
+            "--requests",
+            "6",
+            "--concurrency",
+            "3",
+            "--max-output",
+            "16",
+        ),
+    )
+    assert ladder.main(args) == 0
+    static, continuous, ratios = lines(capsys)
+    assert (static["rung"], continuous["rung"]) == ("static", "continuous")
+    assert (
+        static["output_tokens"] == continuous["output_tokens"] == sum(output_lengths(6, 8, 16, 0))
+    )
+    assert list(ratios["output_tokens_per_s"]) == ["continuous/static"]
+    assert (tmp_path / "static.log").exists()
 
 
 async def test_words_are_checked_with_the_servers_tokenizer(tiny: Any) -> None:
