@@ -1,7 +1,8 @@
 """`Detokenizer`: token ids to text deltas, never half a character, never text that could still become a stop string.
 
-Knows nothing of sequences or of the tokenizer library: it is given a decode callable. One per sequence, used by `Engine`
-only. The joined deltas are the text of prompt and output minus the text of the prompt, cut at the first stop string.
+Knows nothing of sequences or of the tokenizer library: it is given a decode callable. Used by `Engine`, one
+per sequence. The joined deltas are the text of prompt and output minus the text of the prompt, cut at the first stop
+string.
 """
 
 from __future__ import annotations

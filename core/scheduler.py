@@ -128,6 +128,13 @@ class Scheduler:
             self._prefix_cache.clear()
         return failed
 
+    def clear(self) -> None:
+        """Ends everything, the waiting ones too."""
+        self.fail_running()
+        for sequence in self.waiting.sequences():
+            self.waiting.remove(sequence.sequence_id)
+            sequence.status = SequenceStatus.FINISHED
+
     def check_invariants(self) -> None:
         self._pool.check_invariants(sequence.block_ids for sequence in self.running)
         self.waiting.check_invariants()

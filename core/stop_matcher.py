@@ -1,7 +1,7 @@
 """`StopMatcher`: finds stop strings in a text that arrives in pieces, and holds back what may still become one.
 
-Linear in the text for any stop strings (B100): one Knuth-Morris-Pratt automaton per stop string, no regular expressions.
-Knows nothing of tokens. Used by `Detokenizer` only.
+Linear in the text for any stop strings (B100): one Knuth-Morris-Pratt automaton per stop string, no regular
+expressions. Knows nothing of tokens. Used by `Detokenizer` only.
 """
 
 from __future__ import annotations
