@@ -56,6 +56,8 @@ _KNOWN_LABELS: dict[str, str] = {
     "noria:step_duration_seconds": "prefill decode mixed",
     "noria:executor_seconds": "template tokenize",
 }
+# Causes of an error output that mean: never ran.
+_REFUSALS = {"queue_timeout": "queue_timeout", "refused": "too_long"}
 
 
 def _never_raises(function: Callable[_P, None]) -> Callable[_P, None]:
@@ -158,10 +160,6 @@ class Metrics:
             follow("noria:step_part_seconds", part).add(seconds)
 
     @_never_raises
-    def observe_deliver(self, seconds: float) -> None:
-        self.counter("noria:step_part_seconds", "deliver").add(seconds)
-
-    @_never_raises
     def observe_first_token(self, since_arrival_s: float, num_prompt: int, num_cached: int) -> None:
         """The prefill of a sequence is complete."""
         self.histogram("vllm:time_to_first_token_seconds").observe(since_arrival_s)
@@ -185,10 +183,10 @@ class Metrics:
         """A sequence has ended. `cause`: the label of `noria:failures_total`, None after a full answer."""
         self.counter("vllm:request_success", reason).add()
         if cause is not None:
-            is_rejection = cause == "queue_timeout"
-            self.counter("noria:rejections" if is_rejection else "noria:failures", cause).add()
-            if is_rejection:
-                self.counter("vllm:admission_rejections", cause).add()
+            if cause in _REFUSALS:
+                self.observe_rejection(_REFUSALS[cause])
+            else:
+                self.counter("noria:failures", cause).add()
             if cause == "non_finite":
                 self.counter("vllm:corrupted_requests").add()
         if num_tokens == 0:

@@ -1,0 +1,399 @@
+"""`NativeBackend`: where the step thread and the event loop meet, and nowhere else.
+
+Requests become sequences in the inbox of `StepLoop`. Once per step, not once per token, the step thread hands the whole
+list of outputs over with `run_coroutine_threadsafe`; on the loop each output goes into the queue of its own request.
+The returned future is checked: a hand-over that failed ends its streams with an error, never with silence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from core.config import EngineConfig
+from core.engine import Engine
+from core.errors import Draining, EngineDead, ModelLoading, NoriaError, QueueFull
+from core.outputs import FinishReason, OutputError, StepOutput, StepStats
+from core.sequence import Sequence
+from core.step_loop import Phase, Report, StepLoop
+from server.backends.base import BackendStatus, GenerationRequest, RequestRecord, ServedModel
+from server.backends.native_stream import (
+    NativeStream,
+    Ticket,
+    complete_record,
+    complete_record_of_aborted,
+)
+from server.logs import StatsReporter
+from server.metrics import Metrics
+
+JOIN_GRACE_S = 5.0  # for the step that runs when the drain is over
+MAX_RETRY_AFTER_S = 60.0
+_RATE_WINDOW = 64
+_EMPTY = StepStats(0, 0, 0, 0, 0, 0)
+_LOST = OutputError("internal_error", "step", "The server lost the output of this request.")
+_STUCK = OutputError("draining", "shutdown", "The server is shutting down.")
+_log = logging.getLogger("noria.backend")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedThings:
+    """What loading gives: the engine, what routes may know of the model, and what the start log tells.
+
+    `lines` are log lines in order (versions, model, kernels, memory); `info` the labels of `noria:info`;
+    `startup_s` seconds per phase.
+    """
+
+    engine: Engine
+    model: ServedModel
+    lines: tuple[str, ...] = ()
+    info: dict[str, str] = field(default_factory=dict)
+    startup_s: dict[str, float] = field(default_factory=dict)
+
+
+class NativeBackend:
+    """Implements `Backend` over the step loop. `load` runs in the step thread.
+
+    All state here belongs to the event loop, except the last `StepStats`, which is replaced whole. A ticket leaves the
+    table when its sequence's final output arrives; the engine gives exactly one for every sequence.
+    """
+
+    name = "native"
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        load: Callable[[Report], LoadedThings],
+        metrics: Metrics,
+        stats_interval_s: float = 10.0,
+    ) -> None:
+        self._config = config
+        self._load = load
+        self._metrics = metrics
+        self._reporter = StatsReporter(stats_interval_s, metrics)
+        self._things: LoadedThings | None = None
+        self._phase: Phase = "loading"
+        self._message = "The model is loading."
+        self._progress: float | None = None
+        self._is_draining = False
+        self._tickets: dict[str, Ticket] = {}
+        self._ends_s: deque[float] = deque(
+            maxlen=_RATE_WINDOW
+        )  # when sequences ended, for retry-after
+        self._stats = _EMPTY
+        self._handover: Future[None] | None = None
+        self._watchdog: asyncio.TimerHandle | None = None
+        self._step_loop = StepLoop(self._load_things, self._deliver, self._on_phase)
+
+    # --- life ---
+
+    async def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._loading_ended = asyncio.Event()
+        self._metrics.watch(self)
+        self._step_loop.start()
+
+    async def loaded(self) -> None:
+        await self._loading_ended.wait()
+        if self._things is None:
+            raise EngineDead(self._message)
+
+    @property
+    def things(self) -> LoadedThings:
+        """What was loaded, for the start log. Only after `loaded`."""
+        assert self._things is not None
+        return self._things
+
+    def begin_drain(self) -> None:
+        self._is_draining = True
+
+    async def stop(self, timeout_s: float) -> None:
+        """May be called again with a shorter time, also after a cancelled call."""
+        self.begin_drain()
+        self._step_loop.stop(timeout_s)
+        # A model that is still loading holds the thread for as long as it takes; nobody waits for that.
+        is_loading = self._phase == "loading"
+        deadline_s = time.monotonic() + (0.0 if is_loading else timeout_s + JOIN_GRACE_S)
+        while self._step_loop.is_alive and time.monotonic() < deadline_s:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)  # a thread cannot be awaited; only while stopping
+        if self._handover is not None and not self._step_loop.is_alive:
+            await asyncio.wait([asyncio.wrap_future(self._handover)], timeout=1.0)
+        if self._tickets:
+            _log.error(
+                "the step thread did not stop in time; %d sequences are lost", len(self._tickets)
+            )
+            self._fail_streams(_STUCK)
+        self._reporter.close()
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+
+    def _load_things(self, report: Report) -> Engine:
+        """In the step thread."""
+        self._things = self._load(report)
+        return self._things.engine
+
+    def _on_phase(self, phase: Phase, message: str, progress: float | None = None) -> None:
+        """In the step thread; the change itself happens on the loop."""
+        self._post(self._enter_phase, phase, message, progress)
+
+    def _enter_phase(self, phase: Phase, message: str, progress: float | None) -> None:
+        if self._phase == "dead":
+            return
+        self._phase, self._progress = phase, progress
+        self._message = message or self._message
+        if phase == "ready" and self._things is not None:
+            self._message = "ready"
+            self._metrics.set_model(self._things.model)
+            self._metrics.info = self._things.info
+            self._metrics.startup_s = self._things.startup_s
+        if phase != "loading":
+            self._loading_ended.set()
+
+    # --- answers to routes ---
+
+    def status(self) -> BackendStatus:
+        beat = self._step_loop.heartbeat
+        age_s = time.monotonic() - beat.time_s if beat.time_s else None
+        is_stale = age_s is not None and beat.has_work and age_s > self._config.watchdog_s
+        return BackendStatus(self._current_phase(), self._message, self._progress, age_s, is_stale)
+
+    def _current_phase(self) -> Phase:
+        if self._phase == "dead":
+            return "dead"
+        if self._is_draining:
+            return "draining"
+        if self._phase == "ready" and not self._step_loop.is_alive:
+            return "dead"
+        return self._phase
+
+    def stats(self) -> StepStats:
+        return self._stats
+
+    def served_model(self) -> ServedModel:
+        if self._things is None or self._phase == "loading":
+            if self._phase == "dead":
+                raise EngineDead(self._message)
+            raise ModelLoading("The model is loading.", retry_after_s=2)
+        return self._things.model
+
+    def submit(
+        self,
+        requests: list[GenerationRequest],
+        *,
+        request_id: str,
+        route: str,
+        record: RequestRecord | None = None,
+    ) -> NativeStream:
+        record = record or RequestRecord(request_id=request_id, route=route)
+        self._refuse_if_closed(len(requests))
+        self._refuse_if_full(requests)
+        sequences = [_to_sequence(request, request_id) for request in requests]
+        ids = tuple(sequence.sequence_id for sequence in sequences)
+        stream = NativeStream(ids, record, self._close)
+        for index, sequence in enumerate(sequences):
+            ticket = Ticket(stream, index, sequence.num_prompt_tokens, sequence.params.max_tokens)
+            self._tickets[sequence.sequence_id] = ticket
+        record.num_sequences += len(sequences)
+        record.num_prompt_tokens += sum(sequence.num_prompt_tokens for sequence in sequences)
+        self._metrics.streams_open += 1
+        num_choices = max((request.choice_index for request in requests), default=0) + 1
+        limits = [request.params.max_tokens for request in requests]
+        self._metrics.observe_submit(limits, num_choices)
+        self._reporter.wake()
+        self._arm_watchdog()
+        if sequences:
+            self._step_loop.add(sequences)
+        return stream
+
+    def _refuse_if_closed(self, num_sequences: int) -> None:
+        error: NoriaError
+        match self._current_phase():
+            case "loading":
+                error = ModelLoading("The model is loading.", retry_after_s=2)
+            case "draining":
+                error = Draining("The server is shutting down.", retry_after_s=5)
+            case "dead":
+                error = EngineDead("The engine has stopped and cannot answer.")
+            case "ready":
+                if not self.status().is_step_stale:
+                    return
+                error = EngineDead("The engine does not answer.")
+        self._metrics.observe_rejection(error.code or "engine_dead", num_sequences)
+        raise error
+
+    def _refuse_if_full(self, requests: list[GenerationRequest]) -> None:
+        """All or nothing, so that no orphan of a list runs for nobody (B081, B126)."""
+        config = self._config
+        seats = 1 if config.policy == "single" else config.batch_size
+        limit = seats + config.max_waiting
+        if len(self._tickets) + len(requests) > limit:
+            self._metrics.observe_rejection("queue_full", len(requests))
+            raise QueueFull(
+                f"The queue is full: {limit} requests are the limit.",
+                retry_after_s=self._estimate_wait_s(len(requests)),
+            )
+        if not config.max_waiting_tokens:
+            return
+        waiting = sum(t.num_prompt_tokens for t in self._tickets.values() if not t.has_started)
+        asked = sum(len(request.token_ids) for request in requests)
+        if waiting and waiting + asked > config.max_waiting_tokens:
+            self._metrics.observe_rejection("queue_tokens", len(requests))
+            raise QueueFull(
+                f"The queue is full: {config.max_waiting_tokens} waiting prompt tokens are the limit.",
+                retry_after_s=self._estimate_wait_s(len(requests)),
+            )
+
+    def _estimate_wait_s(self, num_places: int) -> float:
+        """How long until so many places are free, at the rate at which sequences ended lately."""
+        if len(self._ends_s) < 2:
+            return 2.0
+        span_s = time.monotonic() - self._ends_s[0]
+        return min(MAX_RETRY_AFTER_S, num_places * span_s / len(self._ends_s))
+
+    def _close(self, stream: NativeStream, cause: str) -> None:
+        """A handler is done with its stream; what has not ended is aborted."""
+        self._metrics.streams_open -= 1
+        unfinished = [i for i in stream.sequence_ids if i in self._tickets]
+        if not unfinished:
+            return
+        if cause == "slow_reader":
+            self._metrics.observe_cut()
+        for sequence_id in unfinished:
+            ticket = self._tickets[sequence_id]
+            ticket.failure_cause = cause
+            complete_record_of_aborted(ticket)
+        self._step_loop.abort(unfinished)
+
+    # --- the hand-over ---
+
+    def _deliver(self, outputs: list[StepOutput], stats: StepStats) -> None:
+        """In the step thread, once per step. A closed loop must not cost the engine its thread."""
+        handover = self._receive(outputs, stats, time.monotonic())
+        try:
+            future = asyncio.run_coroutine_threadsafe(handover, self._loop)
+        except RuntimeError:
+            handover.close()
+            _log.warning("outputs were dropped: the event loop is closed")
+            return
+        self._handover = future
+        future.add_done_callback(self._check_handover)
+
+    def _check_handover(self, future: Future[None]) -> None:
+        error = None if future.cancelled() else future.exception()
+        if future.cancelled() or error is not None:
+            _log.error("a hand-over failed; its streams end with an error", exc_info=error)
+            self._post(self._fail_streams, _LOST)
+
+    def _post(self, function: Callable[..., None], *arguments: object) -> None:
+        try:
+            self._loop.call_soon_threadsafe(function, *arguments)
+        except RuntimeError:
+            _log.warning("the event loop is closed")
+
+    async def _receive(
+        self, outputs: list[StepOutput], stats: StepStats, delivered_s: float
+    ) -> None:
+        """On the loop: every output into the queue of its request. An error of one touches no other."""
+        self._stats = stats
+        num_new_tokens = 0
+        for output in outputs:
+            ticket = self._tickets.get(output.sequence_id)
+            if ticket is None:
+                continue
+            try:
+                if output.token_id is not None:
+                    num_new_tokens += 1
+                    self._count_token(ticket, output, delivered_s)
+                if output.finish_reason is not None:
+                    self._end(ticket, output, delivered_s)
+            except Exception:
+                _log.exception("an output could not be counted")
+            ticket.stream.put(ticket.index, output)
+        self._metrics.observe_step(stats, num_new_tokens, delivered_s)
+        self._reporter.observe_step(stats, num_new_tokens)
+
+    def _count_token(self, ticket: Ticket, output: StepOutput, delivered_s: float) -> None:
+        if ticket.first_token_s:
+            self._metrics.inter_token.observe(delivered_s - ticket.last_token_s)
+        else:
+            ticket.first_token_s = delivered_s
+            ticket.num_cached_tokens = output.num_cached_tokens
+            since_s = delivered_s - ticket.stream.record.arrival_s
+            num_prompt, num_cached = output.num_prompt_tokens, output.num_cached_tokens
+            self._metrics.observe_first_token(since_s, num_prompt, num_cached)
+            self._reporter.observe_prefix(num_prompt, num_cached)
+        ticket.last_token_s = delivered_s
+        ticket.num_output_tokens = output.num_output_tokens
+
+    def _end(self, ticket: Ticket, output: StepOutput, delivered_s: float) -> None:
+        del self._tickets[output.sequence_id]
+        self._ends_s.append(delivered_s)
+        stream, reason = ticket.stream, output.finish_reason
+        assert reason is not None
+        stream.num_running -= 1
+        stream.longest_choice = max(stream.longest_choice, output.num_output_tokens)
+        if not stream.is_closed:
+            complete_record(ticket, output)
+        cause = output.error.cause if output.error is not None else None
+        if reason is FinishReason.ABORT:
+            cause = ticket.failure_cause or "client_gone"
+            self._metrics.observe_saved(ticket.max_tokens - output.num_output_tokens)
+        since_s = ticket.last_token_s - stream.record.arrival_s
+        num_tokens = output.num_output_tokens
+        self._metrics.observe_end(reason.value, cause, num_tokens, since_s, output.timings)
+        if stream.num_running == 0:
+            self._metrics.observe_longest_choice(stream.longest_choice)
+
+    def _fail_streams(self, error: OutputError) -> None:
+        """Ends every open stream from this side, because its outputs are lost; the engine is told to abort."""
+        tickets = dict(self._tickets)
+        for sequence_id, ticket in tickets.items():
+            output = StepOutput(
+                sequence_id=sequence_id,
+                token_id=None,
+                text="",
+                num_prompt_tokens=ticket.num_prompt_tokens,
+                num_cached_tokens=ticket.num_cached_tokens,
+                num_output_tokens=ticket.num_output_tokens,
+                finish_reason=FinishReason.ERROR,
+                error=error,
+            )
+            self._end(ticket, output, time.monotonic())
+            ticket.stream.put(ticket.index, output)
+        self._step_loop.abort(list(tickets))
+
+    # --- the watchdog ---
+
+    def _arm_watchdog(self) -> None:
+        if self._watchdog is None:
+            delay_s = self._config.watchdog_s
+            self._watchdog = asyncio.get_running_loop().call_later(delay_s, self._check_watchdog)
+
+    def _check_watchdog(self) -> None:
+        """Only while there is work: a step that takes longer than the limit gets a line in the log."""
+        self._watchdog = None
+        if not self._tickets:
+            return
+        status = self.status()
+        if status.is_step_stale:
+            _log.error(
+                "no step has ended for %.0f s although there is work", status.heartbeat_age_s
+            )
+        self._arm_watchdog()
+
+
+def _to_sequence(request: GenerationRequest, label: str) -> Sequence:
+    return Sequence(
+        sequence_id=str(uuid.uuid4()),  # always ours: clients repeat theirs (B082)
+        token_ids=list(request.token_ids),  # the engine appends to it
+        params=request.params,
+        seed=request.seed,
+        choice_index=request.choice_index,
+        label=label[:128],
+        queued_s=time.monotonic(),
+    )
