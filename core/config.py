@@ -239,7 +239,7 @@ def render_plan(plan: MemoryPlan, shape: ModelShape) -> list[str]:
         f"memory: {plan.available_bytes / MIB:,.0f} MiB available, weights {plan.weights_bytes / MIB:,.0f} MiB, "
         f"activations {plan.activation_bytes / MIB:,.0f} MiB; of the rest a share of {plan.memory_fraction:g} "
         f"for the KV cache, upper bound {bound}",
-        f"bytes per block: {plan.bytes_per_block:,} = {per_token:,} (K and V of a token over {shape.num_layers} layers, "
+        f"bytes per block: {plan.bytes_per_block:,} = {per_token:,} (K and V of a token, {shape.num_layers} layers, "
         f"{shape.num_kv_heads} KV heads of {shape.head_dim}) x block size {plan.block_size}",
         f"KV cache: {plan.num_blocks:,} blocks x {plan.block_size} = {plan.num_tokens:,} tokens, "
         f"{plan.kv_bytes / MIB:,.0f} MiB, decided by {plan.decided_by}",

@@ -12,7 +12,6 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -197,21 +196,20 @@ def is_complete(folder: Path) -> bool:
 MARKER = "converted.json"
 
 
-def _convert(
-    gguf: Path, target: Path, report: Report, convert: Callable[..., None] | None = None
-) -> None:
+def _convert(gguf: Path, target: Path, report: Report) -> None:
     """Convert into a folder of another name, then rename it: `target` is whole or absent."""
-    if convert is None:
-        from core.model.gguf_import import convert_gguf as convert
+    from core.model.gguf_import import convert_gguf
+
     target.parent.mkdir(parents=True, exist_ok=True)
     working = Path(tempfile.mkdtemp(dir=target.parent, prefix=".convert-"))
     try:
-        convert(gguf, working, MARKER, report)
+        convert_gguf(gguf, working, MARKER, report)
         try:
             os.replace(working, target)
         except OSError:
-            if not is_complete(target):  # left by a crash between two versions: not ours to trust
-                shutil.rmtree(target, ignore_errors=True)
-                os.replace(working, target)
+            if is_complete(target):
+                return  # another process was faster
+            shutil.rmtree(target, ignore_errors=True)  # no marker: not ours to trust
+            os.replace(working, target)
     finally:
         shutil.rmtree(working, ignore_errors=True)
