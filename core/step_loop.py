@@ -182,8 +182,9 @@ class StepLoop:
 
     def _apply(self, engine: Engine, aborts: list[str]) -> None:
         """Aborts first, then adds. An id that is added and aborted in the same drain never reaches the engine."""
-        aborted = [output for sequence_id in aborts if (output := engine.abort(sequence_id))]
-        self._outputs += aborted
+        for sequence_id in aborts:
+            if (output := engine.abort(sequence_id)) is not None:
+                self._outputs.append(output)
         unwanted = set(aborts)
         while self._drained:
             sequence = self._drained[0]
