@@ -20,22 +20,25 @@ class BuildKernels(build_ext):
         return list(ext.export_symbols or [])
 
 
-if sys.platform == "win32":
-    compile_args, link_args = ["/O2", "/openmp"], []
-else:
-    # No -march=native: a wheel must run on any machine; hot functions pick their instruction set at load
-    # time (target_clones). -ffast-math stays off where the order of sums is promised; see kernels.c.
-    compile_args, link_args = ["-O3", "-std=gnu11", "-fopenmp"], ["-fopenmp", "-lm"]
-
-sources = sorted(str(path) for path in KERNELS.glob("*.c"))
+# No -march=native: a wheel must run on any machine; the sources are compiled once per instruction set and the best
+# one is picked at load. No -ffast-math: the order of sums is promised. No OpenMP on macOS, whose clang lacks it.
+openmp = [] if sys.platform == "darwin" else ["-fopenmp"]
+sources = [] if sys.platform == "win32" else sorted(str(path) for path in KERNELS.glob("*.c"))
 setup(
     cmdclass={"build_ext": BuildKernels},
     ext_modules=[
         Extension(
             "core.model.kernels._kernels",
             sources=sources,
-            extra_compile_args=compile_args,
-            extra_link_args=link_args,
+            depends=sorted(str(path) for path in KERNELS.glob("*.h")),
+            extra_compile_args=[
+                "-O3",
+                "-std=gnu11",
+                "-fno-math-errno",
+                "-fno-trapping-math",
+                *openmp,
+            ],
+            extra_link_args=[*openmp, "-lm"],
             optional=True,
         )
     ]

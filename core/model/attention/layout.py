@@ -7,10 +7,13 @@ K and V of a layer lie in blocks: `(num_blocks, num_kv_heads, block_size, head_d
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from core.model.kernels import Kernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,7 @@ class AttentionKernels:
     name: str
     write_kv: WriteKV
     attend: Attend
+    compiled: Kernels | None = None  # the library behind it: what else it offers may be used too
 
 
 class CausalModel(Protocol):
@@ -87,5 +91,6 @@ class CausalModel(Protocol):
         """One forward over a flat step.
 
         token_ids: (num_tokens,) int64; logit_rows: (num_rows,) int64, indices into the flat step.
-        Returns logits (num_rows, embedding_rows) in the model's dtype; K and V of all tokens are written.
+        Returns logits (num_rows, embedding_rows) in the model's dtype or in float32; K and V of all tokens are
+        written. They may lie in memory that the next forward uses again.
         """

@@ -1,0 +1,180 @@
+"""The one Python face of the C kernels: structs of pointers, and thin calls through ctypes.
+
+Knows addresses and sizes, not models. `load()` opens the library once torch is imported, so that both share one OpenMP
+runtime, and with it one team of threads. Every call takes contiguous CPU tensors that the caller keeps alive.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from core.model.attention.layout import LayerCache, StepLayout
+
+COLUMNS = 32  # outputs in one packed block of a linear layer
+DTYPES = {torch.bfloat16: 0, torch.float32: 1}
+
+_pointer, _whole, _real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+
+
+class Linear(ctypes.Structure):
+    _fields_ = [
+        ("weight", _pointer),
+        ("bias", _pointer),
+        ("outputs", _whole),
+        ("inputs", _whole),
+    ]
+
+
+class Attention(ctypes.Structure):
+    _fields_ = [
+        *((name, _pointer) for name in ("key", "value", "sinks")),
+        *((name, _whole) for name in ("num_heads", "num_kv_heads", "head_dim", "dtype", "window")),
+        ("scale", _real),
+        ("softcap", _real),
+    ]
+
+
+class Step(ctypes.Structure):
+    _fields_ = [
+        *((name, _pointer) for name in ("token_ids", "positions", "slots", "logit_rows")),
+        *((name, _pointer) for name in ("row_starts", "context_lens", "block_tables")),
+        *((name, _whole) for name in ("num_tokens", "num_sequences", "num_logit_rows")),
+        *((name, _whole) for name in ("max_blocks", "block_size")),
+    ]
+
+
+class Layer(ctypes.Structure):
+    _fields_ = [
+        *((name, _pointer) for name in ("input_norm", "post_norm", "query_norm", "key_norm")),
+        *((name, Linear) for name in ("qkv", "output", "gate_up", "down")),
+        ("attention", Attention),
+    ]
+
+
+class Model(ctypes.Structure):
+    _fields_ = [
+        ("layers", ctypes.POINTER(Layer)),
+        *((name, _pointer) for name in ("final_norm", "cos", "sin", "embedding")),
+        ("head", Linear),
+        *((name, _whole) for name in ("num_layers", "hidden", "inner", "rotary_dim", "dtype")),
+        ("epsilon", _real),
+    ]
+
+
+class Scratch(ctypes.Structure):
+    _fields_ = [
+        (name, _pointer) for name in ("residual", "logits", "hidden", "qkv", "mixed", "inner")
+    ]
+
+
+def step_of(layout: StepLayout) -> Step:
+    """The layout as a struct; the layout must outlive it. Ids and logit rows are the caller's to fill in."""
+    return Step(
+        positions=layout.positions.data_ptr(),
+        slots=layout.slots.data_ptr(),
+        row_starts=layout.row_starts.data_ptr(),
+        context_lens=layout.context_lens.data_ptr(),
+        block_tables=layout.block_tables.data_ptr(),
+        num_tokens=layout.positions.shape[0],
+        num_sequences=len(layout.context_lens_list),
+        max_blocks=layout.block_tables.shape[1],
+        block_size=layout.block_size,
+    )
+
+
+def attention_of(
+    cache: LayerCache,
+    num_heads: int,
+    scale: float = 1.0,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Attention:
+    """One layer's attention as a struct; `cache` and `sinks` (float32) must outlive it."""
+    _, num_kv_heads, _, head_dim = cache.key.shape
+    return Attention(
+        key=cache.key.data_ptr(),
+        value=cache.value.data_ptr(),
+        sinks=None if sinks is None else sinks.data_ptr(),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        dtype=DTYPES[cache.key.dtype],
+        window=window or 0,
+        scale=scale,
+        softcap=softcap or 0.0,
+    )
+
+
+def pack_weight(weight: Tensor) -> Tensor:
+    """(outputs, inputs) to blocks of 32 outputs: (blocks, inputs / 2, 32, 2) in bfloat16, (blocks, inputs, 32) in float32.
+
+    Missing outputs of the last block are zero. `inputs` must be even in bfloat16.
+    """
+    outputs, inputs = weight.shape
+    blocks = -(-outputs // COLUMNS)
+    if blocks * COLUMNS != outputs:
+        weight = torch.nn.functional.pad(weight, (0, 0, 0, blocks * COLUMNS - outputs))
+    if weight.dtype == torch.bfloat16:
+        return weight.view(blocks, COLUMNS, inputs // 2, 2).transpose(1, 2).contiguous()
+    return weight.view(blocks, COLUMNS, inputs).transpose(1, 2).contiguous()
+
+
+class Kernels:
+    """The opened library. `name` is the instruction set in use: avx512bf16, avx512, avx2 or plain."""
+
+    __slots__ = ("_library", "attend", "forward", "greedy", "linear", "name", "write_kv")
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
+        library.noria_select.argtypes = [ctypes.c_char_p]
+        library.noria_select.restype = ctypes.c_char_p
+        self.attend = library.noria_attend
+        self.write_kv = library.noria_write_kv
+        self.forward = library.noria_forward
+        self.linear = library.noria_linear
+        self.greedy = library.noria_greedy
+        self.attend.argtypes = [_pointer, _pointer, _pointer, _whole, _pointer]
+        self.write_kv.argtypes = [_pointer] * 4
+        self.forward.argtypes = [_pointer] * 3
+        self.linear.argtypes = [_pointer, _pointer, _whole, _whole, _pointer]
+        self.greedy.argtypes = [_pointer, _whole, _whole, _whole, _pointer]
+        for call in (self.attend, self.write_kv, self.forward, self.linear, self.greedy):
+            call.restype = None
+        self.name = ""
+        self.select()
+
+    def select(self, name: str = "") -> bool:
+        """Takes the named instruction set, or the best one. False where this processor lacks it. For tests: the choice
+        holds for the whole process."""
+        chosen = self._library.noria_select(name.encode())
+        if chosen is None:
+            return False
+        self.name = chosen.decode()
+        return True
+
+
+def library_path() -> Path | None:
+    """Where the compiled extension lies, if it was built."""
+    here = Path(__file__).parent
+    for suffix in EXTENSION_SUFFIXES:
+        path = here / f"_kernels{suffix}"
+        if path.exists():
+            return path
+    return None
+
+
+def load() -> Kernels | None:
+    """The kernels, or None where they were not built or do not open."""
+    path = library_path()
+    if path is None:
+        return None
+    try:
+        return Kernels(ctypes.CDLL(str(path)))
+    except (OSError, AttributeError):  # built for another system, or by another version
+        return None

@@ -1,0 +1,66 @@
+/* What Python and the kernels share: plain structs of pointers and sizes, mirrored in __init__.py. Row-major, no padding.
+
+   dtype 0 is bfloat16 (as uint16), 1 is float32; weights, K, V and the rows between layers have the model's dtype, sums and
+   the residual stream are float32. */
+#ifndef NORIA_KERNELS_H
+#define NORIA_KERNELS_H
+#include <stdint.h>
+
+enum { BF16 = 0, F32 = 1 };
+enum { COLUMNS = 32 }; /* outputs of one packed block of a linear layer */
+enum { SEGMENT = 128 }; /* keys of one partial result of attention, at absolute positions */
+
+typedef struct { /* y = x W^T + bias; W packed as [outputs / 32][inputs / 2][32][2] bf16 or [outputs / 32][inputs][32] f32 */
+    const void *weight;
+    const float *bias; /* (outputs,) or NULL */
+    int64_t outputs, inputs;
+} Linear;
+
+typedef struct { /* one layer's attention */
+    void *key, *value; /* (num_blocks, num_kv_heads, block_size, head_dim) */
+    const float *sinks; /* (num_heads,) or NULL */
+    int64_t num_heads, num_kv_heads, head_dim, dtype, window; /* window 0: all keys */
+    float scale, softcap; /* softcap 0: none */
+} Attention;
+
+typedef struct { /* layout.StepLayout, with the ids of the step */
+    const int64_t *token_ids, *positions, *slots, *logit_rows;
+    const int32_t *row_starts, *context_lens, *block_tables;
+    int64_t num_tokens, num_sequences, num_logit_rows, max_blocks, block_size;
+} Step;
+
+typedef struct {
+    const float *input_norm, *post_norm, *query_norm, *key_norm; /* the last two may be NULL */
+    Linear qkv, output, gate_up, down; /* gate_up: 16 gates, 16 ups in every 32 outputs */
+    Attention attention;
+} Layer;
+
+typedef struct {
+    const Layer *layers;
+    const float *final_norm, *cos, *sin; /* cos, sin: (positions, rotary_dim / 2) */
+    const void *embedding; /* (rows, hidden) */
+    Linear head;
+    int64_t num_layers, hidden, inner, rotary_dim, dtype;
+    float epsilon;
+} Model;
+
+typedef struct { /* memory of one step, for num_tokens rows (logits: num_logit_rows) */
+    float *residual, *logits;
+    void *hidden, *qkv, *mixed, *inner;
+} Scratch;
+
+typedef struct { /* what every instruction set offers */
+    const char *name;
+    void (*forward)(const Model *, const Step *, const Scratch *);
+    void (*attend)(const Attention *, const Step *, const void *query, int64_t query_stride, void *out);
+    void (*write_kv)(const Attention *, const Step *, const void *key, const void *value);
+    void (*linear)(const Linear *, const void *x, int64_t rows, int64_t dtype, void *out);
+    void (*greedy)(const float *logits, int64_t rows, int64_t stride, int64_t valid, int64_t *out);
+} Variant;
+
+extern const Variant noria_plain;
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define HAS_X86_VARIANTS 1
+extern const Variant noria_avx2, noria_avx512, noria_avx512bf16;
+#endif
+#endif

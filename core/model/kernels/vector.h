@@ -1,0 +1,110 @@
+/* Vectors of VL floats in GCC's vector extension, and the few functions of them that the kernels need. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#ifdef __AVX512BF16__
+#include <immintrin.h>
+#endif
+
+#if defined(__AVX512F__)
+enum { VL = 16 };
+#elif defined(__AVX2__)
+enum { VL = 8 };
+#else
+enum { VL = 4 };
+#endif
+typedef float vf __attribute__((vector_size(VL * 4)));
+typedef uint32_t vu __attribute__((vector_size(VL * 4)));
+typedef int32_t vi __attribute__((vector_size(VL * 4)));
+typedef uint16_t u16;
+#define INLINE static inline __attribute__((always_inline))
+#define UNROLL _Pragma("GCC unroll 32")
+
+INLINE float up(u16 x) { uint32_t u = (uint32_t)x << 16; float f; memcpy(&f, &u, 4); return f; }
+
+INLINE u16 down(float f) { /* to nearest even; NaN stays NaN */
+    uint32_t u;
+    memcpy(&u, &f, 4);
+    uint32_t rounded = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
+    return (u16)((u & 0x7fffffff) > 0x7f800000 ? (u >> 16) | 64 : rounded);
+}
+
+INLINE float get(const void *p, int64_t i, int dtype) { return dtype == BF16 ? up(((const u16 *)p)[i]) : ((const float *)p)[i]; }
+
+INLINE void put(void *p, int64_t i, float x, int dtype) {
+    if (dtype == BF16) ((u16 *)p)[i] = down(x);
+    else ((float *)p)[i] = x;
+}
+
+INLINE int64_t width(int64_t dtype) { return dtype == BF16 ? 2 : 4; }
+INLINE vf vload(const float *p) { vf v; memcpy(&v, p, sizeof v); return v; }
+INLINE void vstore(float *p, vf v) { memcpy(p, &v, sizeof v); }
+INLINE vu uload(const void *p) { vu v; memcpy(&v, p, sizeof v); return v; }
+INLINE vf select_if(vi mask, vf yes, vf no) { return (vf)(((vi)yes & mask) | ((vi)no & ~mask)); }
+INLINE vf vmax(vf a, vf b) { return select_if(a > b, a, b); }
+INLINE vi iota(void) { vi v; UNROLL for (int i = 0; i < VL; i++) v[i] = i; return v; }
+
+/* Sums and maxima over lanes, always in the same order. */
+INLINE float lane_sum(vf v) {
+    float part[VL];
+    vstore(part, v);
+    for (int n = VL / 2; n > 0; n /= 2)
+        for (int i = 0; i < n; i++) part[i] += part[i + n];
+    return part[0];
+}
+
+INLINE float lane_max(vf v) { float m = v[0]; UNROLL for (int i = 1; i < VL; i++) m = v[i] > m ? v[i] : m; return m; }
+
+/* e^x within 2 ulp (Cephes' polynomial), 0 below -87; our own so that it vectorises and is the same in every libc. */
+INLINE vf vexp(vf x) {
+    vf clamped = select_if(x > 88.0f, x - x + 88.0f, select_if(x < -87.0f, (vf){0} - 87.0f, x));
+    vf n = clamped * 1.44269504f + 12582912.0f; /* 1.5 * 2^23: rounds to a whole number */
+    vi exponent = (vi)n << 23;
+    n -= 12582912.0f;
+    vf r = clamped - n * 0.693359375f + n * 2.12194440e-4f;
+    vf y = (((((1.9875691500e-4f * r + 1.3981999507e-3f) * r + 8.3334519073e-3f) * r + 4.1665795894e-2f) * r +
+             1.6666665459e-1f) * r + 5.0000001201e-1f) * r * r + r + 1.0f;
+    y = (vf)((vi)y + exponent);
+    return select_if(x < -87.0f, (vf){0}, y);
+}
+
+/* VL rows of VL words, transposed in place: log2(VL) rounds of zipping row i with row i + VL / 2. */
+#ifdef __AVX512F__
+#define LOW 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
+#define HIGH 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
+#elif defined(__AVX2__)
+#define LOW 0, 8, 1, 9, 2, 10, 3, 11
+#define HIGH 4, 12, 5, 13, 6, 14, 7, 15
+#else
+#define LOW 0, 4, 1, 5
+#define HIGH 2, 6, 3, 7
+#endif
+INLINE void transpose(vu a[VL]) {
+    UNROLL for (int round = 1; round < VL; round *= 2) {
+        vu b[VL];
+        UNROLL for (int i = 0; i < VL / 2; i++) {
+            b[2 * i] = __builtin_shufflevector(a[i], a[i + VL / 2], LOW);
+            b[2 * i + 1] = __builtin_shufflevector(a[i], a[i + VL / 2], HIGH);
+        }
+        UNROLL for (int i = 0; i < VL; i++) a[i] = b[i];
+    }
+}
+
+/* 2 * VL elements as two vectors: bf16 as the even and the odd ones (one operation each), f32 as the first and the last. */
+INLINE void load_pair(const char *p, int dtype, vf *a, vf *b) {
+    if (dtype == BF16) {
+        vu u = uload(p);
+        *a = (vf)(u << 16);
+        *b = (vf)(u & 0xffff0000u);
+    } else {
+        *a = vload((const float *)p);
+        *b = vload((const float *)p + VL);
+    }
+}
+
+#ifdef _OPENMP
+#include <omp.h>
+static int64_t num_threads(void) { return omp_get_max_threads(); }
+#else
+static int64_t num_threads(void) { return 1; }
+#endif

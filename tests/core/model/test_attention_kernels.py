@@ -1,0 +1,170 @@
+"""The C kernels against plain torch, over random ragged steps."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import sys
+
+import pytest
+import torch
+
+from core.model.attention import choose_kernels
+from core.model.attention.cpu import cpu_kernels
+from core.model.attention.layout import LayerCache, StepLayout
+from core.model.attention.reference import REFERENCE
+from core.model.kernels import Kernels, load
+
+KERNELS = load()
+needs_kernels = pytest.mark.skipif(KERNELS is None, reason="the C kernels are not compiled")
+
+
+def make_step(
+    contexts: list[int], rows: list[int], block_size: int, *, seed: int = 0
+) -> tuple[StepLayout, int]:
+    """A ragged step whose sequences have their blocks scattered; (layout, number of blocks)."""
+    counts = [-(-context // block_size) for context in contexts]
+    ids = random.Random(seed).sample(range(sum(counts) + 3), sum(counts))
+    tables = torch.zeros(len(contexts), max(counts), dtype=torch.int32)
+    positions: list[int] = []
+    slots: list[int] = []
+    starts = [0]
+    for i, (context, new) in enumerate(zip(contexts, rows, strict=True)):
+        mine, ids = ids[: counts[i]], ids[counts[i] :]
+        tables[i, : counts[i]] = torch.tensor(mine, dtype=torch.int32)
+        span = range(context - new, context)
+        positions += span
+        slots += [mine[p // block_size] * block_size + p % block_size for p in span]
+        starts.append(len(positions))
+    layout = StepLayout(
+        torch.tensor(positions),
+        torch.tensor(slots),
+        torch.tensor(starts, dtype=torch.int32),
+        torch.tensor(contexts, dtype=torch.int32),
+        tables,
+        starts,
+        contexts,
+        block_size,
+    )
+    return layout, sum(counts) + 3
+
+
+def make_cache(
+    num_blocks: int, kv_heads: int, block_size: int, head_dim: int, dtype: torch.dtype
+) -> LayerCache:
+    shape = (num_blocks, kv_heads, block_size, head_dim)
+    return LayerCache(torch.randn(shape).to(dtype), torch.randn(shape).to(dtype))
+
+
+@pytest.fixture(params=["", "avx512", "avx2", "plain"])
+def variant(request: pytest.FixtureRequest):
+    """The kernels in one instruction set; the best one again afterwards."""
+    if KERNELS is None:
+        pytest.skip("the C kernels are not compiled")
+    if not KERNELS.select(request.param):
+        pytest.skip(f"this processor has no {request.param}")
+    yield KERNELS
+    KERNELS.select()
+
+
+CASES = [
+    # contexts, rows, block_size, heads, kv_heads, head_dim, options
+    ([1, 17, 128, 129, 300], [1, 1, 1, 1, 1], 16, 9, 3, 64, {}),
+    ([5, 40, 300], [5, 40, 40], 16, 9, 3, 64, {}),
+    ([130, 7, 260], [1, 7, 100], 4, 4, 2, 32, {"window": 20}),
+    ([700], [1], 1, 2, 1, 16, {"window": 200}),
+    ([33, 64], [3, 1], 32, 8, 1, 128, {"softcap": 5.0}),
+    ([50, 600], [50, 1], 16, 2, 2, 80, {"softcap": 20.0, "window": 33}),
+    ([50, 200], [30, 1], 24, 4, 2, 256, {"sinks": True}),
+    ([19, 150], [4, 150], 16, 40, 1, 18, {}),
+]
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_kernels_give_what_the_reference_gives(variant: Kernels, case, dtype) -> None:
+    contexts, rows, block_size, heads, kv_heads, head_dim, options = case
+    torch.manual_seed(0)
+    layout, num_blocks = make_step(contexts, rows, block_size)
+    cache = make_cache(num_blocks, kv_heads, block_size, head_dim, dtype)
+    query = torch.randn(sum(rows), heads, head_dim).to(dtype)
+    options = dict(options, scale=head_dim**-0.5)
+    if options.pop("sinks", False):
+        options["sinks"] = torch.randn(heads)
+    want = REFERENCE.attend(query, cache, layout, **options)
+    got = cpu_kernels(variant).attend(query, cache, layout, **options)
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    assert got.dtype == dtype
+    torch.testing.assert_close(got.float(), want.float(), atol=tolerance, rtol=tolerance)
+
+
+@needs_kernels
+def test_keys_and_values_land_in_their_slots() -> None:
+    layout, num_blocks = make_step([5, 40, 300], [5, 40, 40], 16)
+    key, value = torch.randn(85, 3, 64), torch.randn(85, 3, 64)
+    cache = make_cache(num_blocks, 3, 16, 64, torch.float32)
+    copy = LayerCache(cache.key.clone(), cache.value.clone())
+    REFERENCE.write_kv(key, value, cache, layout)
+    cpu_kernels(KERNELS).write_kv(key, value, copy, layout)
+    assert torch.equal(cache.key, copy.key)
+    assert torch.equal(cache.value, copy.value)
+
+
+@needs_kernels
+@pytest.mark.parametrize("window", [None, 70])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("threads", [1, 2, 7])
+def test_bits_depend_on_neither_batch_nor_chunks_nor_threads(
+    variant, dtype, window, threads
+) -> None:
+    """Rows computed alone, in chunks, all at once or beside others are the same, split over threads or not."""
+    torch.manual_seed(1)
+    context, other = 700, 90
+    whole, num_blocks = make_step([context, other], [context, 1], 16)
+    cache = make_cache(num_blocks, 3, 16, 64, dtype)
+    query = torch.randn(context + 1, 9, 64).to(dtype)
+    kernels = cpu_kernels(variant)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        want = kernels.attend(query, cache, whole, scale=0.125, window=window)
+        torch.set_num_threads(threads)
+        for first, last in [
+            (0, 1),
+            (0, 33),
+            (33, 160),
+            (128, 129),
+            (511, 512),
+            (650, 700),
+            (699, 700),
+        ]:
+            part, _ = make_step([last], [last - first], 16)
+            part.block_tables[:] = whole.block_tables[:1, : part.block_tables.shape[1]]
+            got = kernels.attend(query[first:last], cache, part, scale=0.125, window=window)
+            assert torch.equal(got, want[first:last]), (first, last)
+    finally:
+        torch.set_num_threads(before)
+
+
+@needs_kernels
+def test_unsupported_shapes_are_served_by_the_reference(caplog: pytest.LogCaptureFixture) -> None:
+    layout, num_blocks = make_step([20], [3], 16)
+    cache = make_cache(num_blocks, 1, 16, 32, torch.float16)
+    query = torch.randn(3, 2, 32).half()
+    got = cpu_kernels(KERNELS).attend(query, cache, layout, scale=0.2)
+    assert torch.equal(got, REFERENCE.attend(query, cache, layout, scale=0.2))
+    assert "reference serves" in caplog.text
+
+
+def test_compiled_kernels_are_in_use_where_a_compiler_is_present() -> None:
+    if sys.platform == "win32" or shutil.which("cc") is None and shutil.which("gcc") is None:
+        pytest.skip("no C compiler")
+    kernels, reason = choose_kernels(torch.device("cpu"))
+    assert kernels.compiled is not None, f"a compiler is present but: {reason}"
+
+
+def test_the_setting_torch_forces_the_reference() -> None:
+    kernels, reason = choose_kernels(torch.device("cpu"), "torch")
+    assert kernels is REFERENCE
+    assert "engine.kernels: torch" in reason
