@@ -11,7 +11,7 @@ import logging
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TextIO
 
@@ -19,11 +19,12 @@ import orjson
 
 from core.outputs import StepStats
 from server.backends.base import RequestRecord
-from server.config import LogConfig
+from server.config import LogConfig, ServerConfig
 from server.metrics import Metrics
 
 PREFIX_WINDOW = 1000  # sequences over which the prefix hit rate is told
 _requests_log = logging.getLogger("noria.requests")
+_start_log = logging.getLogger("noria.start")
 _stats_log = logging.getLogger("noria.stats")
 
 
@@ -86,6 +87,33 @@ def configure_logging(config: LogConfig, stream: TextIO | None = None) -> None:
     logging.getLogger("noria").setLevel(config.level.upper())
     # Malformed HTTP and clients that leave are the clients' business, not errors of this server.
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
+
+
+def log_start(
+    config: ServerConfig, lines: Iterable[str], startup_s: Mapping[str, float], url: str
+) -> None:
+    """The block at start: what was loaded and where each number comes from (`lines`), the limits, and ready."""
+    engine = config.engine
+    for line in lines:
+        _start_log.info("%s", line)
+    event(
+        _start_log,
+        logging.INFO,
+        "limits",
+        batch_size=engine.batch_size,
+        tokens_per_step=engine.max_batched_tokens,
+        policy=engine.policy,
+        queue_requests=engine.max_waiting,
+        queue_tokens=engine.max_waiting_tokens or "unbounded",
+    )
+    event(
+        _start_log,
+        logging.INFO,
+        "ready",
+        url=url,
+        keys="on" if config.server.api_keys or config.server.api_key_file else "off",
+        **{f"{phase}_s": f"{seconds:.2f}" for phase, seconds in startup_s.items()},
+    )
 
 
 def log_request(record: RequestRecord, total_s: float) -> None:

@@ -169,6 +169,7 @@ def make_authenticate(keys: tuple[bytes, ...]) -> Callable[..., Awaitable[web.St
 async def decorate(request: web.Request, response: web.StreamResponse) -> None:
     """Signal `on_response_prepare`: the headers of every answer, of errors and of streams too."""
     request[_STARTED] = response
+    response.headers["server"] = "noria"
     if RECORD in request:
         response.headers["x-request-id"] = request[RECORD].request_id
     origin = request.headers.get("origin")
