@@ -1,0 +1,233 @@
+"""From settings to a runner: find the files, read what they say, plan memory, load weights, make the KV cache.
+
+The one place that picks the fast decoder or the general path. Runs in the step thread, which owns every tensor from the
+first on. Called by `server/__main__.py` (through the step loop) and by scripts.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+
+from core.config import (
+    CacheConfig,
+    EngineConfig,
+    KVCacheConfig,
+    MemoryPlan,
+    ModelConfig,
+    ModelShape,
+    plan_memory,
+)
+from core.errors import ModelRefused
+from core.interfaces import Runner
+from core.model.attention import choose_kernels
+from core.model.attention.layout import AttentionKernels, CausalModel
+from core.model.default_model import Report
+from core.model.description import ModelDescription, describe
+from core.model.device import available_bytes, choose_device, choose_dtype
+from core.model.source import ModelFiles, resolve
+from core.model.tokenizer import Tokenizer, load_tokenizer
+from core.model.weights import iterate_weights, measure_weights
+
+_POSITION_TABLE = re.compile(r"(^|\.)(wpe|embed_positions|position_embeddings?)$")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model ready to run. `path` is `fast` or `general`; `notes` are sentences for the start log;
+    `start_phases` are seconds per phase (import, weights, kv_cache, and probe on the general path)."""
+
+    runner: Runner
+    tokenizer: Tokenizer
+    shape: ModelShape
+    plan: MemoryPlan
+    root: str
+    origin: str
+    architecture: str
+    path: Literal["fast", "general"]
+    dtype: str
+    device: str
+    kernels: str
+    weights_bytes: int
+    generation_defaults: dict[str, Any]
+    start_phases: dict[str, float]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedModel:
+    """What `--plan` shows: everything that can be known without loading a weight."""
+
+    files: ModelFiles
+    description: ModelDescription
+    shape: ModelShape
+    plan: MemoryPlan
+    dtype: torch.dtype
+    device: torch.device
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _Stopwatch:
+    phases: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        start_s = time.monotonic()
+        yield
+        self.phases[name] = self.phases.get(name, 0.0) + time.monotonic() - start_s
+
+
+def plan_only(
+    model: ModelConfig, engine: EngineConfig, kv_cache: KVCacheConfig, report: Report
+) -> PlannedModel:
+    """Resolve the files and plan memory from config and file heads; no weight is loaded."""
+    files = resolve(model, report)
+    device = choose_device(engine)
+    dtype = choose_dtype(model, device)
+    description = describe(files.folder)
+    shape = description.shape(measure_weights(files.folder), dtype, description.num_embedding_rows)
+    plan = plan_memory(shape, engine, kv_cache, model, available_bytes(device), _kind(device))
+    notes = (*description.notes, *_dtype_notes(description, dtype))
+    return PlannedModel(files, description, shape, plan, dtype, device, notes)
+
+
+def load_model(
+    model: ModelConfig, engine: EngineConfig, kv_cache: KVCacheConfig, report: Report
+) -> LoadedModel:
+    """Load `model.name` and build its runner. Raises `ModelRefused` or `ConfigError` with what to do."""
+    watch = _Stopwatch()
+    with watch.phase("import"):
+        import transformers
+
+        transformers.utils.logging.disable_progress_bar()
+    with watch.phase("files"):
+        planned = plan_only(model, engine, kv_cache, report)
+    description, device, dtype = planned.description, planned.device, planned.dtype
+    with watch.phase("tokenizer"):
+        tokenizer = load_tokenizer(
+            planned.files.folder,
+            eos_token_ids=description.eos_token_ids,
+            template_file=model.chat_template,
+        )
+    shape = replace(
+        planned.shape,
+        vocab_size=min(tokenizer.vocab_size, description.num_embedding_rows),
+        eos_token_ids=tokenizer.eos_token_ids,
+    )
+    kernels, kernels_note = choose_kernels(device, engine.kernels)
+    report("loading weights", None)
+    decoder: CausalModel
+    with watch.phase("weights"):
+        decoder, path = _build(planned, kernels)
+    if path == "general":
+        with watch.phase("probe"):
+            shape = _try_out(decoder, shape, kv_cache)
+    weights_bytes = _held_bytes(decoder) or shape.weights_bytes
+    shape = replace(shape, weights_bytes=weights_bytes)
+    plan = plan_memory(shape, engine, kv_cache, model, planned.plan.available_bytes, _kind(device))
+    report("reserving the KV cache", None)
+    with watch.phase("kv_cache"):
+        from core.model.runner import ModelRunner
+
+        cache_config = CacheConfig(plan.block_size, plan.num_blocks)
+        runner = ModelRunner(decoder, shape, cache_config)
+    return LoadedModel(
+        runner=runner,
+        tokenizer=tokenizer,
+        shape=shape,
+        plan=plan,
+        root=planned.files.root,
+        origin=planned.files.origin,
+        architecture=description.architecture,
+        path=path,
+        dtype=str(dtype).removeprefix("torch."),
+        device=str(device),
+        kernels=kernels_note,
+        weights_bytes=weights_bytes,
+        generation_defaults=description.generation_defaults if model.generation_defaults else {},
+        start_phases=watch.phases,
+        notes=planned.notes,
+    )
+
+
+def _kind(device: torch.device) -> Literal["cpu", "cuda"]:
+    return "cuda" if device.type == "cuda" else "cpu"
+
+
+def _dtype_notes(description: ModelDescription, dtype: torch.dtype) -> list[str]:
+    if dtype == torch.float16 and description.trained_dtype == "bfloat16":
+        return [
+            "warning: this model was trained in bfloat16 and runs in float16, where large values overflow; set "
+            "model.dtype to bfloat16 or float32"
+        ]
+    return []
+
+
+def _build(
+    planned: PlannedModel, kernels: AttentionKernels
+) -> tuple[CausalModel, Literal["fast", "general"]]:
+    from core.model.decoder import Decoder, supports
+
+    if supports(planned.description.config):
+        weights = iterate_weights(planned.files.folder)
+        config = planned.description.config
+        return Decoder(config, weights, planned.dtype, planned.device, kernels), "fast"
+    return load_general(planned, kernels), "general"
+
+
+def load_general(planned: PlannedModel, kernels: AttentionKernels) -> CausalModel:
+    """The library's own model. Weights that are missing are an error: the library would invent them."""
+    from transformers import AutoModelForCausalLM
+
+    from core.model.general import GeneralModel
+
+    try:
+        module, info = AutoModelForCausalLM.from_pretrained(
+            str(planned.files.folder),
+            config=planned.description.config,
+            dtype=planned.dtype,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    except Exception as error:  # unknown classes, torn files, shapes that do not fit
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        raise ModelRefused(
+            f"{planned.description.architecture} cannot be loaded: {reason}"
+        ) from error
+    for kind in ("missing_keys", "mismatched_keys"):
+        if names := sorted(map(str, info.get(kind) or ())):
+            raise ModelRefused(
+                f"The weights do not fit {planned.description.architecture}: {len(names)} {kind.replace('_', ' ')}, "
+                f"first {names[0]}."
+            )
+    return GeneralModel(module.eval().to(planned.device), kernels)
+
+
+def _try_out(decoder: Any, shape: ModelShape, kv_cache: KVCacheConfig) -> ModelShape:
+    """Probe a general model; returns the shape with the context its position tables really hold."""
+    from core.model.probe import probe
+
+    for name, part in decoder.module.named_modules():
+        if isinstance(part, torch.nn.Embedding) and _POSITION_TABLE.search(name):
+            rows = part.num_embeddings - int(getattr(part, "offset", 0))
+            shape = replace(shape, max_context=min(shape.max_context, rows))
+    probe(decoder, shape, kv_cache.block_size, available_bytes(decoder.device))
+    return shape
+
+
+def _held_bytes(decoder: Any) -> int:
+    """What the weights really take: a decoder that packs them says so itself."""
+    if (held := getattr(decoder, "weights_bytes", None)) is not None:
+        return int(held)
+    module = getattr(decoder, "module", None)
+    if module is None:
+        return 0
+    return sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
