@@ -11,30 +11,23 @@ import asyncio
 import logging
 import time
 import uuid
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from core.config import EngineConfig
 from core.engine import Engine
-from core.errors import Draining, EngineDead, ModelLoading, NoriaError, QueueFull
-from core.outputs import FinishReason, OutputError, StepOutput, StepStats
+from core.errors import Draining, EngineDead, ModelLoading, NoriaError
+from core.outputs import OutputError, StepOutput, StepStats
 from core.sequence import Sequence
 from core.step_loop import Phase, Report, StepLoop
 from server.backends.base import BackendStatus, GenerationRequest, RequestRecord, ServedModel
-from server.backends.native_stream import (
-    NativeStream,
-    Ticket,
-    complete_record,
-    complete_record_of_aborted,
-)
+from server.backends.ledger import Ledger
+from server.backends.native_stream import NativeStream
 from server.logs import StatsReporter
 from server.metrics import Metrics
 
 JOIN_GRACE_S = 5.0  # for the step that runs when the drain is over
-MAX_RETRY_AFTER_S = 60.0
-_RATE_WINDOW = 64
 _EMPTY = StepStats(0, 0, 0, 0, 0, 0)
 _LOST = OutputError("internal_error", "step", "The server lost the output of this request.")
 _STUCK = OutputError("draining", "shutdown", "The server is shutting down.")
@@ -59,8 +52,7 @@ class LoadedThings:
 class NativeBackend:
     """Implements `Backend` over the step loop. `load` runs in the step thread.
 
-    All state here belongs to the event loop, except the last `StepStats`, which is replaced whole. A ticket leaves the
-    table when its sequence's final output arrives; the engine gives exactly one for every sequence.
+    All state here belongs to the event loop; the step thread touches only what the two methods marked so touch.
     """
 
     name = "native"
@@ -76,15 +68,12 @@ class NativeBackend:
         self._load = load
         self._metrics = metrics
         self._reporter = StatsReporter(stats_interval_s, metrics)
+        self._ledger = Ledger(config, metrics, self._reporter)
         self._things: LoadedThings | None = None
         self._phase: Phase = "loading"
         self._message = "The model is loading."
         self._progress: float | None = None
         self._is_draining = False
-        self._tickets: dict[str, Ticket] = {}
-        self._ends_s: deque[float] = deque(
-            maxlen=_RATE_WINDOW
-        )  # when sequences ended, for retry-after
         self._stats = _EMPTY
         self._handover: Future[None] | None = None
         self._watchdog: asyncio.TimerHandle | None = None
@@ -123,9 +112,9 @@ class NativeBackend:
             await asyncio.sleep(0.005)  # a thread cannot be awaited; only while stopping
         if self._handover is not None and not self._step_loop.is_alive:
             await asyncio.wait([asyncio.wrap_future(self._handover)], timeout=1.0)
-        if self._tickets:
+        if len(self._ledger):
             _log.error(
-                "the step thread did not stop in time; %d sequences are lost", len(self._tickets)
+                "the step thread did not stop in time; %d sequences are lost", len(self._ledger)
             )
             self._fail_streams(_STUCK)
         self._reporter.close()
@@ -191,24 +180,18 @@ class NativeBackend:
     ) -> NativeStream:
         record = record or RequestRecord(request_id=request_id, route=route)
         self._refuse_if_closed(len(requests))
-        self._refuse_if_full(requests)
+        self._ledger.refuse_if_full(requests)
         sequences = [_to_sequence(request, request_id) for request in requests]
-        ids = tuple(sequence.sequence_id for sequence in sequences)
-        stream = NativeStream(ids, record, self._close)
-        for index, sequence in enumerate(sequences):
-            ticket = Ticket(stream, index, sequence.num_prompt_tokens, sequence.params.max_tokens)
-            self._tickets[sequence.sequence_id] = ticket
-        record.num_sequences += len(sequences)
-        record.num_prompt_tokens += sum(sequence.num_prompt_tokens for sequence in sequences)
-        self._metrics.streams_open += 1
-        num_choices = max((request.choice_index for request in requests), default=0) + 1
-        limits = [request.params.max_tokens for request in requests]
-        self._metrics.observe_submit(limits, num_choices)
-        self._reporter.wake()
+        stream = self._ledger.open(sequences, record, self._close)
         self._arm_watchdog()
         if sequences:
             self._step_loop.add(sequences)
         return stream
+
+    def _close(self, stream: NativeStream, cause: str) -> None:
+        unfinished = self._ledger.close(stream, cause)
+        if unfinished:
+            self._step_loop.abort(unfinished)
 
     def _refuse_if_closed(self, num_sequences: int) -> None:
         error: NoriaError
@@ -225,49 +208,6 @@ class NativeBackend:
                 error = EngineDead("The engine does not answer.")
         self._metrics.observe_rejection(error.code or "engine_dead", num_sequences)
         raise error
-
-    def _refuse_if_full(self, requests: list[GenerationRequest]) -> None:
-        """All or nothing, so that no orphan of a list runs for nobody (B081, B126)."""
-        config = self._config
-        seats = 1 if config.policy == "single" else config.batch_size
-        limit = seats + config.max_waiting
-        if len(self._tickets) + len(requests) > limit:
-            self._metrics.observe_rejection("queue_full", len(requests))
-            raise QueueFull(
-                f"The queue is full: {limit} requests are the limit.",
-                retry_after_s=self._estimate_wait_s(len(requests)),
-            )
-        if not config.max_waiting_tokens:
-            return
-        waiting = sum(t.num_prompt_tokens for t in self._tickets.values() if not t.has_started)
-        asked = sum(len(request.token_ids) for request in requests)
-        if waiting and waiting + asked > config.max_waiting_tokens:
-            self._metrics.observe_rejection("queue_tokens", len(requests))
-            raise QueueFull(
-                f"The queue is full: {config.max_waiting_tokens} waiting prompt tokens are the limit.",
-                retry_after_s=self._estimate_wait_s(len(requests)),
-            )
-
-    def _estimate_wait_s(self, num_places: int) -> float:
-        """How long until so many places are free, at the rate at which sequences ended lately."""
-        if len(self._ends_s) < 2:
-            return 2.0
-        span_s = time.monotonic() - self._ends_s[0]
-        return min(MAX_RETRY_AFTER_S, num_places * span_s / len(self._ends_s))
-
-    def _close(self, stream: NativeStream, cause: str) -> None:
-        """A handler is done with its stream; what has not ended is aborted."""
-        self._metrics.streams_open -= 1
-        unfinished = [i for i in stream.sequence_ids if i in self._tickets]
-        if not unfinished:
-            return
-        if cause == "slow_reader":
-            self._metrics.observe_cut()
-        for sequence_id in unfinished:
-            ticket = self._tickets[sequence_id]
-            ticket.failure_cause = cause
-            complete_record_of_aborted(ticket)
-        self._step_loop.abort(unfinished)
 
     # --- the hand-over ---
 
@@ -298,74 +238,12 @@ class NativeBackend:
     async def _receive(
         self, outputs: list[StepOutput], stats: StepStats, delivered_s: float
     ) -> None:
-        """On the loop: every output into the queue of its request. An error of one touches no other."""
+        """On the loop."""
         self._stats = stats
-        num_new_tokens = 0
-        for output in outputs:
-            ticket = self._tickets.get(output.sequence_id)
-            if ticket is None:
-                continue
-            try:
-                if output.token_id is not None:
-                    num_new_tokens += 1
-                    self._count_token(ticket, output, delivered_s)
-                if output.finish_reason is not None:
-                    self._end(ticket, output, delivered_s)
-            except Exception:
-                _log.exception("an output could not be counted")
-            ticket.stream.put(ticket.index, output)
-        self._metrics.observe_step(stats, num_new_tokens, delivered_s)
-        self._reporter.observe_step(stats, num_new_tokens)
-
-    def _count_token(self, ticket: Ticket, output: StepOutput, delivered_s: float) -> None:
-        if ticket.first_token_s:
-            self._metrics.inter_token.observe(delivered_s - ticket.last_token_s)
-        else:
-            ticket.first_token_s = delivered_s
-            ticket.num_cached_tokens = output.num_cached_tokens
-            since_s = delivered_s - ticket.stream.record.arrival_s
-            num_prompt, num_cached = output.num_prompt_tokens, output.num_cached_tokens
-            self._metrics.observe_first_token(since_s, num_prompt, num_cached)
-            self._reporter.observe_prefix(num_prompt, num_cached)
-        ticket.last_token_s = delivered_s
-        ticket.num_output_tokens = output.num_output_tokens
-
-    def _end(self, ticket: Ticket, output: StepOutput, delivered_s: float) -> None:
-        del self._tickets[output.sequence_id]
-        self._ends_s.append(delivered_s)
-        stream, reason = ticket.stream, output.finish_reason
-        assert reason is not None
-        stream.num_running -= 1
-        stream.longest_choice = max(stream.longest_choice, output.num_output_tokens)
-        if not stream.is_closed:
-            complete_record(ticket, output)
-        cause = output.error.cause if output.error is not None else None
-        if reason is FinishReason.ABORT:
-            cause = ticket.failure_cause or "client_gone"
-            self._metrics.observe_saved(ticket.max_tokens - output.num_output_tokens)
-        since_s = ticket.last_token_s - stream.record.arrival_s
-        num_tokens = output.num_output_tokens
-        self._metrics.observe_end(reason.value, cause, num_tokens, since_s, output.timings)
-        if stream.num_running == 0:
-            self._metrics.observe_longest_choice(stream.longest_choice)
+        self._ledger.receive(outputs, stats, delivered_s)
 
     def _fail_streams(self, error: OutputError) -> None:
-        """Ends every open stream from this side, because its outputs are lost; the engine is told to abort."""
-        tickets = dict(self._tickets)
-        for sequence_id, ticket in tickets.items():
-            output = StepOutput(
-                sequence_id=sequence_id,
-                token_id=None,
-                text="",
-                num_prompt_tokens=ticket.num_prompt_tokens,
-                num_cached_tokens=ticket.num_cached_tokens,
-                num_output_tokens=ticket.num_output_tokens,
-                finish_reason=FinishReason.ERROR,
-                error=error,
-            )
-            self._end(ticket, output, time.monotonic())
-            ticket.stream.put(ticket.index, output)
-        self._step_loop.abort(list(tickets))
+        self._step_loop.abort(self._ledger.fail(error))
 
     # --- the watchdog ---
 
@@ -377,7 +255,7 @@ class NativeBackend:
     def _check_watchdog(self) -> None:
         """Only while there is work: a step that takes longer than the limit gets a line in the log."""
         self._watchdog = None
-        if not self._tickets:
+        if not len(self._ledger):
             return
         status = self.status()
         if status.is_step_stale:

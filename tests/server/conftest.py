@@ -55,7 +55,7 @@ class RunningServer:
         while time.monotonic() < deadline_s:
             stats = self.stats()
             held = stats.num_running + stats.num_waiting + stats.num_blocks_used
-            if not held and not self.backend._tickets and not self.metrics.streams_open:
+            if not held and not len(self.backend._ledger) and not self.metrics.streams_open:
                 return stats
             await asyncio.sleep(0.005)
         raise AssertionError(f"the server did not become idle: {self.stats()}")

@@ -1,0 +1,177 @@
+"""`Ledger`: all sequences that have not ended, the bound on them, and what metrics and records learn of each output.
+
+Lives on the event loop. Knows no threads; `native.py` brings it the outputs and takes the ids that must be aborted.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+
+from core.config import EngineConfig
+from core.errors import QueueFull
+from core.outputs import FinishReason, OutputError, StepOutput, StepStats
+from core.sequence import Sequence
+from server.backends.base import GenerationRequest, RequestRecord
+from server.backends.native_stream import (
+    NativeStream,
+    Ticket,
+    complete_record,
+    complete_record_of_aborted,
+)
+from server.logs import StatsReporter
+from server.metrics import Metrics
+
+MAX_RETRY_AFTER_S = 60.0
+_RATE_WINDOW = 64
+_log = logging.getLogger("noria.backend")
+
+
+class Ledger:
+    """A ticket enters when its sequence is queued and leaves when its final output arrives; the engine gives exactly
+    one for every sequence, so nothing stays behind (B117)."""
+
+    def __init__(self, config: EngineConfig, metrics: Metrics, reporter: StatsReporter) -> None:
+        self._config = config
+        self._metrics = metrics
+        self._reporter = reporter
+        self._tickets: dict[str, Ticket] = {}
+        self._ends_s: deque[float] = deque(maxlen=_RATE_WINDOW)  # when sequences ended
+
+    def __len__(self) -> int:
+        """Sequences that have not ended."""
+        return len(self._tickets)
+
+    def refuse_if_full(self, requests: list[GenerationRequest]) -> None:
+        """All or nothing, so that no orphan of a list runs for nobody (B081, B126)."""
+        config = self._config
+        seats = 1 if config.policy == "single" else config.batch_size
+        limit = seats + config.max_waiting
+        if len(self._tickets) + len(requests) > limit:
+            self._metrics.observe_rejection("queue_full", len(requests))
+            raise QueueFull(
+                f"The queue is full: {limit} requests are the limit.",
+                retry_after_s=self._estimate_wait_s(len(requests)),
+            )
+        if not config.max_waiting_tokens:
+            return
+        waiting = sum(t.num_prompt_tokens for t in self._tickets.values() if not t.has_started)
+        asked = sum(len(request.token_ids) for request in requests)
+        if waiting and waiting + asked > config.max_waiting_tokens:
+            self._metrics.observe_rejection("queue_tokens", len(requests))
+            raise QueueFull(
+                f"The queue is full: {config.max_waiting_tokens} waiting prompt tokens are the limit.",
+                retry_after_s=self._estimate_wait_s(len(requests)),
+            )
+
+    def _estimate_wait_s(self, num_places: int) -> float:
+        """How long until so many places are free, at the rate at which sequences ended lately."""
+        if len(self._ends_s) < 2:
+            return 2.0
+        span_s = time.monotonic() - self._ends_s[0]
+        return min(MAX_RETRY_AFTER_S, num_places * span_s / len(self._ends_s))
+
+    def open(
+        self,
+        sequences: list[Sequence],
+        record: RequestRecord,
+        on_close: Callable[[NativeStream, str], None],
+    ) -> NativeStream:
+        """Tickets and a stream for the sequences of one HTTP request."""
+        ids = tuple(sequence.sequence_id for sequence in sequences)
+        stream = NativeStream(ids, record, on_close)
+        for index, sequence in enumerate(sequences):
+            ticket = Ticket(stream, index, sequence.num_prompt_tokens, sequence.params.max_tokens)
+            self._tickets[sequence.sequence_id] = ticket
+        record.num_sequences += len(sequences)
+        record.num_prompt_tokens += sum(sequence.num_prompt_tokens for sequence in sequences)
+        self._metrics.streams_open += 1
+        num_choices = max((sequence.choice_index for sequence in sequences), default=0) + 1
+        limits = [sequence.params.max_tokens for sequence in sequences]
+        self._metrics.observe_submit(limits, num_choices)
+        self._reporter.wake()
+        return stream
+
+    def close(self, stream: NativeStream, cause: str) -> list[str]:
+        """A handler is done with its stream. Returns the sequences to abort."""
+        self._metrics.streams_open -= 1
+        unfinished = [i for i in stream.sequence_ids if i in self._tickets]
+        if unfinished and cause == "slow_reader":
+            self._metrics.observe_cut()
+        for sequence_id in unfinished:
+            ticket = self._tickets[sequence_id]
+            ticket.failure_cause = cause
+            complete_record_of_aborted(ticket)
+        return unfinished
+
+    def receive(self, outputs: list[StepOutput], stats: StepStats, delivered_s: float) -> None:
+        """Every output into the queue of its request. An error in counting one touches no stream."""
+        num_new_tokens = 0
+        for output in outputs:
+            ticket = self._tickets.get(output.sequence_id)
+            if ticket is None:
+                continue
+            try:
+                if output.token_id is not None:
+                    num_new_tokens += 1
+                    self._count_token(ticket, output, delivered_s)
+                if output.finish_reason is not None:
+                    self._end(ticket, output, delivered_s)
+            except Exception:
+                _log.exception("an output could not be counted")
+            ticket.stream.put(ticket.index, output)
+        self._metrics.observe_step(stats, num_new_tokens, delivered_s)
+        self._reporter.observe_step(stats, num_new_tokens)
+
+    def fail(self, error: OutputError) -> list[str]:
+        """Ends every open stream from this side, because its outputs are lost. Returns the sequences to
+        abort."""
+        tickets = dict(self._tickets)
+        for sequence_id, ticket in tickets.items():
+            output = StepOutput(
+                sequence_id=sequence_id,
+                token_id=None,
+                text="",
+                num_prompt_tokens=ticket.num_prompt_tokens,
+                num_cached_tokens=ticket.num_cached_tokens,
+                num_output_tokens=ticket.num_output_tokens,
+                finish_reason=FinishReason.ERROR,
+                error=error,
+            )
+            self._end(ticket, output, time.monotonic())
+            ticket.stream.put(ticket.index, output)
+        return list(tickets)
+
+    def _count_token(self, ticket: Ticket, output: StepOutput, delivered_s: float) -> None:
+        if ticket.first_token_s:
+            self._metrics.inter_token.observe(delivered_s - ticket.last_token_s)
+        else:
+            ticket.first_token_s = delivered_s
+            ticket.num_cached_tokens = output.num_cached_tokens
+            since_s = delivered_s - ticket.stream.record.arrival_s
+            num_prompt, num_cached = output.num_prompt_tokens, output.num_cached_tokens
+            self._metrics.observe_first_token(since_s, num_prompt, num_cached)
+            self._reporter.observe_prefix(num_prompt, num_cached)
+        ticket.last_token_s = delivered_s
+        ticket.num_output_tokens = output.num_output_tokens
+
+    def _end(self, ticket: Ticket, output: StepOutput, delivered_s: float) -> None:
+        del self._tickets[output.sequence_id]
+        self._ends_s.append(delivered_s)
+        stream, reason = ticket.stream, output.finish_reason
+        assert reason is not None
+        stream.num_running -= 1
+        stream.longest_choice = max(stream.longest_choice, output.num_output_tokens)
+        if not stream.is_closed:
+            complete_record(ticket, output)
+        cause = output.error.cause if output.error is not None else None
+        if reason is FinishReason.ABORT:
+            cause = ticket.failure_cause or "client_gone"
+            self._metrics.observe_saved(ticket.max_tokens - output.num_output_tokens)
+        since_s = ticket.last_token_s - stream.record.arrival_s
+        num_tokens = output.num_output_tokens
+        self._metrics.observe_end(reason.value, cause, num_tokens, since_s, output.timings)
+        if stream.num_running == 0:
+            self._metrics.observe_longest_choice(stream.longest_choice)
