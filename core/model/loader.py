@@ -23,6 +23,7 @@ from core.config import (
     ModelConfig,
     ModelShape,
     plan_memory,
+    render_plan,
 )
 from core.errors import ModelRefused
 from core.interfaces import Runner
@@ -85,9 +86,25 @@ class _Stopwatch:
 
 
 def plan_only(
+    model: ModelConfig,
+    engine: EngineConfig,
+    kv_cache: KVCacheConfig,
+    report: Report = lambda message, fraction: None,
+) -> list[str]:
+    """The lines of `--plan`: the memory sum from config and file heads; no weight is loaded."""
+    planned = prepare(model, engine, kv_cache, report)
+    dtype = str(planned.dtype).removeprefix("torch.")
+    return [
+        f"model: {planned.files.origin}, {planned.description.architecture}, {dtype} on {planned.device}",
+        *render_plan(planned.plan, planned.shape),
+        *planned.notes,
+    ]
+
+
+def prepare(
     model: ModelConfig, engine: EngineConfig, kv_cache: KVCacheConfig, report: Report
 ) -> PlannedModel:
-    """Resolve the files and plan memory from config and file heads; no weight is loaded."""
+    """Resolve the files and plan memory from what they say about themselves."""
     files = resolve(model, report)
     device = choose_device(engine)
     dtype = choose_dtype(model, device)
@@ -102,13 +119,15 @@ def load_model(
     model: ModelConfig, engine: EngineConfig, kv_cache: KVCacheConfig, report: Report
 ) -> LoadedModel:
     """Load `model.name` and build its runner. Raises `ModelRefused` or `ConfigError` with what to do."""
+    if engine.threads != "auto":
+        torch.set_num_threads(engine.threads)  # of this thread's team, which computes every step
     watch = _Stopwatch()
     with watch.phase("import"):
         import transformers
 
         transformers.utils.logging.disable_progress_bar()
     with watch.phase("files"):
-        planned = plan_only(model, engine, kv_cache, report)
+        planned = prepare(model, engine, kv_cache, report)
     description, device, dtype = planned.description, planned.device, planned.dtype
     with watch.phase("tokenizer"):
         tokenizer = load_tokenizer(
@@ -173,12 +192,14 @@ def _dtype_notes(description: ModelDescription, dtype: torch.dtype) -> list[str]
 def _build(
     planned: PlannedModel, kernels: AttentionKernels
 ) -> tuple[CausalModel, Literal["fast", "general"]]:
-    from core.model.decoder import Decoder, supports
+    from core.model.decoder import FastDecoder
+    from core.model.decoder_shape import unsupported
 
-    if supports(planned.description.config):
-        weights = iterate_weights(planned.files.folder)
-        config = planned.description.config
-        return Decoder(config, weights, planned.dtype, planned.device, kernels), "fast"
+    config = planned.description.config
+    if unsupported(config) is None:
+        weights = dict(iterate_weights(planned.files.folder))
+        decoder = FastDecoder(config, weights, planned.dtype, planned.device, kernels)
+        return decoder, "fast"
     return load_general(planned, kernels), "general"
 
 

@@ -15,7 +15,7 @@ from core.model.attention.layout import AttentionKernels, StepLayout
 from core.model.attention.reference import REFERENCE
 from core.model.general import GeneralModel
 from core.model.kv_cache import KVCache
-from core.model.loader import load_general, plan_only
+from core.model.loader import load_general, prepare
 from core.model.probe import probe
 
 BLOCK_SIZE = 4
@@ -25,7 +25,7 @@ NUM_NEW = 10
 
 def load(folder: Path, dtype: str = "float32", kernels: AttentionKernels = REFERENCE):
     model = ModelConfig(name=str(folder), dtype=dtype)
-    planned = plan_only(model, EngineConfig(device="cpu"), KVCacheConfig(), lambda m, f: None)
+    planned = prepare(model, EngineConfig(device="cpu"), KVCacheConfig(), lambda m, f: None)
     return load_general(planned, kernels), planned.shape
 
 
