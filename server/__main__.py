@@ -146,13 +146,18 @@ def ready_line(url: str, config: ServerConfig, seconds: float) -> str:
 def _print_plan(config: ServerConfig) -> int:
     from core.model.loader import plan_only
 
+    def report(message: str, progress: float | None = None) -> None:
+        if progress is None:
+            print(message, file=sys.stderr)
+
     try:
-        print("\n".join(plan_only(config.model, config.engine, config.kv_cache)))
+        lines = plan_only(config.model, config.engine, config.kv_cache, report)
     except ConfigError:
         raise
     except NoriaError as error:
         print(f"noria: {error.message}", file=sys.stderr)
         return 1
+    print("\n".join(lines))
     return 0
 
 

@@ -24,7 +24,7 @@ from core.step_loop import Phase, Report, StepLoop
 from server.backends.base import BackendStatus, GenerationRequest, RequestRecord, ServedModel
 from server.backends.ledger import Ledger
 from server.backends.native_stream import NativeStream
-from server.logs import StatsReporter
+from server.logs import StatsReporter, event
 from server.metrics import Metrics
 
 JOIN_GRACE_S = 5.0  # for the step that runs when the drain is over
@@ -133,6 +133,8 @@ class NativeBackend:
     def _enter_phase(self, phase: Phase, message: str, progress: float | None) -> None:
         if self._phase == "dead":
             return
+        if phase == "loading" and message != self._message:
+            event(_log, logging.INFO, "loading", step=message)
         self._phase, self._progress = phase, progress
         self._message = message or self._message
         if phase == "ready" and self._things is not None:

@@ -30,7 +30,7 @@ async def collect(stream) -> list[list]:
 
 async def until(is_true, timeout_s: float = 5.0) -> None:
     deadline_s = time.monotonic() + timeout_s
-    while not is_true():  # noqa: ASYNC110
+    while not is_true():
         assert time.monotonic() < deadline_s
         await asyncio.sleep(0.002)
 
