@@ -1,0 +1,179 @@
+"""`POST /v1/chat/completions`: what it accepts. Knows no aiohttp."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from core.errors import InvalidValue, UnsupportedValue
+from core.interfaces import TextTokenizer
+from core.sampling_params import MAX_TOKENS, SamplingParams
+from server.backends.base import ServedModel
+from server.protocol import openai_fields, sampling_fields
+from server.protocol.fields import REFUSED, UnknownFields, convert, refuse_unsupported
+from server.protocol.messages import check_messages
+from server.protocol.openai_fields import OpenAIFields, StreamOptions, check_response_format
+from server.protocol.prompts import check_amount
+from server.protocol.sampling_fields import (
+    MAX_CHOICES,
+    SamplingFields,
+    check_common,
+    check_model,
+    openai_defaults,
+    to_params,
+)
+
+MAX_TEMPLATE_FIELDS = 32
+_OF_THE_CALL = frozenset(
+    {
+        "chat_template",
+        "tokenize",
+        "messages",
+        "conversation",
+        "tools",
+        "documents",
+        "add_generation_prompt",
+        "continue_final_message",
+        "padding",
+        "truncation",
+        "max_length",
+        "return_tensors",
+        "return_dict",
+        "return_assistant_tokens_mask",
+        "tokenizer_kwargs",
+    }
+)
+_REFUSED: Mapping[str, tuple[object, ...]] = {
+    **REFUSED,
+    "functions": ([],),
+    "function_call": (),
+    "modalities": (["text"],),
+    "audio": (),
+    "chat_template": (),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "web_search_options": (),
+}
+
+
+class ChatFields(msgspec.Struct, frozen=True):
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+_KNOWN = (
+    sampling_fields.NAMES
+    | openai_fields.NAMES
+    | _REFUSED.keys()
+    | set(ChatFields.__struct_fields__)
+    | {"messages"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """What the template is given."""
+
+    messages: list[dict[str, Any]]
+    adds_generation_prompt: bool
+    continues_final_message: bool
+    template_kwargs: dict[str, Any]
+
+    def tokenize(self, tokenizer: TextTokenizer) -> list[int]:
+        """Slow; belongs in an executor. Raises `InvalidValue` where the template refuses."""
+        return tokenizer.encode_chat(
+            self.messages,
+            add_generation_prompt=self.adds_generation_prompt,
+            continue_final_message=self.continues_final_message,
+            template_kwargs=self.template_kwargs or None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """A valid request, before its messages are tokens."""
+
+    prompt: ChatPrompt
+    params: SamplingParams
+    num_choices: int
+    streams: bool
+    stream_options: StreamOptions
+
+
+def parse_chat(
+    body: Mapping[str, Any], model: ServedModel, unknown: UnknownFields, *, max_waiting: int
+) -> ChatRequest:
+    """Raises `NoriaError`; left to be found wrong are the template's opinion and the number of tokens."""
+    fields = convert(body, SamplingFields)
+    extra = convert(body, OpenAIFields)
+    own = convert(body, ChatFields)
+    refuse_unsupported(body, _REFUSED)
+    check_response_format(extra.response_format)
+    num_choices = check_common(fields, max_choices=MAX_CHOICES)
+    check_model(fields.model, model)
+    params = _params(fields, own, model)
+    prompt = parse_chat_prompt(body)
+    check_amount(1, num_choices, max_waiting)
+    unknown.note(body.keys() - _KNOWN)
+    return ChatRequest(
+        prompt, params, num_choices, bool(fields.stream), extra.stream_options or StreamOptions()
+    )
+
+
+def parse_chat_prompt(body: Mapping[str, Any]) -> ChatPrompt:
+    """The part of a body that the template sees; `/tokenize` takes it too."""
+    own = convert(body, ChatFields)
+    continues = bool(own.continue_final_message)
+    if continues and own.add_generation_prompt:
+        raise InvalidValue(
+            "continue_final_message and add_generation_prompt exclude each other.",
+            param="continue_final_message",
+        )
+    adds = not continues if own.add_generation_prompt is None else own.add_generation_prompt
+    messages = check_messages(body.get("messages"))
+    if continues and messages[-1]["role"] != "assistant":
+        raise InvalidValue(
+            "continue_final_message needs a last message of the assistant.",
+            param="continue_final_message",
+        )
+    return ChatPrompt(messages, adds, continues, _template_kwargs(own.chat_template_kwargs or {}))
+
+
+def _params(fields: SamplingFields, own: ChatFields, model: ServedModel) -> SamplingParams:
+    if own.top_logprobs is not None and not own.logprobs:
+        raise InvalidValue("top_logprobs needs logprobs: true.", param="top_logprobs")
+    try:
+        return to_params(
+            fields,
+            openai_defaults(model, MAX_TOKENS),  # the room left
+            vocab_size=model.shape.vocab_size,
+            logprobs=own.top_logprobs or 0 if own.logprobs else None,
+            max_completion_tokens=own.max_completion_tokens,
+        )
+    except InvalidValue as error:
+        if error.param != "logprobs":
+            raise
+        name = "top_logprobs"
+        raise InvalidValue(error.message.replace("logprobs", name, 1), param=name) from None
+
+
+def _template_kwargs(values: dict[str, Any]) -> dict[str, Any]:
+    path = "chat_template_kwargs"
+    if len(values) > MAX_TEMPLATE_FIELDS:
+        raise InvalidValue(
+            f"{path} has {len(values)} entries; at most {MAX_TEMPLATE_FIELDS} are allowed.",
+            param=path,
+        )
+    for name, value in values.items():
+        if name in _OF_THE_CALL:
+            raise UnsupportedValue(f"{path} cannot set a name of the template call.", param=path)
+        if isinstance(value, (dict, list)):
+            raise InvalidValue(f"{path} takes only scalars.", param=path)
+    return values

@@ -1,0 +1,79 @@
+"""`POST /v1/completions`: what it accepts. Knows no aiohttp."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from core.sampling_params import SamplingParams
+from server.backends.base import ServedModel
+from server.protocol import openai_fields, sampling_fields
+from server.protocol.fields import REFUSED, UnknownFields, convert, refuse_unsupported
+from server.protocol.openai_fields import OpenAIFields, StreamOptions, check_response_format
+from server.protocol.prompts import Prompt, check_amount, check_prompts, names_of
+from server.protocol.sampling_fields import (
+    MAX_CHOICES,
+    SamplingFields,
+    check_common,
+    check_model,
+    openai_defaults,
+    to_params,
+)
+
+DEFAULT_MAX_TOKENS = 16
+_REFUSED: Mapping[str, tuple[object, ...]] = {
+    **REFUSED,
+    "echo": (False,),
+    "best_of": (1,),
+    "suffix": (),
+}
+_KNOWN = sampling_fields.NAMES | openai_fields.NAMES | _REFUSED.keys() | {"prompt", "logprobs"}
+
+
+class CompletionFields(msgspec.Struct, frozen=True):
+    logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionRequest:
+    """A valid request, before its prompts are tokens. `names` are the paths of the prompts."""
+
+    prompts: list[Prompt]
+    names: list[str]
+    params: SamplingParams
+    num_choices: int
+    streams: bool
+    stream_options: StreamOptions
+
+
+def parse_completion(
+    body: Mapping[str, Any], model: ServedModel, unknown: UnknownFields, *, max_waiting: int
+) -> CompletionRequest:
+    """Raises `NoriaError`; nothing is left to be found wrong but the number of tokens."""
+    fields = convert(body, SamplingFields)
+    extra = convert(body, OpenAIFields)
+    own = convert(body, CompletionFields)
+    refuse_unsupported(body, _REFUSED)
+    check_response_format(extra.response_format)
+    num_choices = check_common(fields, max_choices=MAX_CHOICES)
+    check_model(fields.model, model)
+    params = to_params(
+        fields,
+        openai_defaults(model, DEFAULT_MAX_TOKENS),
+        vocab_size=model.shape.vocab_size,
+        logprobs=own.logprobs,
+    )
+    prompts, is_list = check_prompts(body.get("prompt"), model.shape.vocab_size)
+    check_amount(len(prompts), num_choices, max_waiting)
+    unknown.note(body.keys() - _KNOWN)
+    return CompletionRequest(
+        prompts,
+        names_of(prompts, "prompt", is_list=is_list),
+        params,
+        num_choices,
+        bool(fields.stream),
+        extra.stream_options or StreamOptions(),
+    )

@@ -1,0 +1,122 @@
+"""What all request bodies share: strict conversion, fields that are refused unless neutral, names nobody knows.
+
+Knows no aiohttp. The table of section 5 of the wire contract is spelled here and in `sampling_fields.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from core.errors import InvalidValue, UnsupportedValue
+
+T = TypeVar("T")
+_log = logging.getLogger("noria.protocol")
+_ERROR = re.compile(r"^(?P<what>.*?)(?: - at `(?:key in )?\$(?P<path>.*)`)?$", re.DOTALL)
+_EXPECTED = re.compile(r"^Expected `(?P<expected>[^`]*)`, got `(?P<got>[^`]*)`$")
+_WORDS = {
+    "int": "an integer",
+    "float": "a number",
+    "str": "a string",
+    "bool": "a boolean",
+    "array": "a list",
+    "object": "an object",
+    "null": "null",
+}
+MAX_UNKNOWN_NAMES = 256
+
+REFUSED: Mapping[str, tuple[object, ...]] = {
+    "prompt_logprobs": (False,),
+    "return_token_ids": (False,),
+    "use_beam_search": (False,),
+    "allowed_token_ids": ([],),
+    "bad_words": ([],),
+    "skip_special_tokens": (True,),
+    "truncate_prompt_tokens": (),
+    "structured_outputs": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": ([],),
+    "guided_grammar": (),
+    "guided_decoding_backend": (),
+    "guided_whitespace_pattern": (),
+    "grammar": (),
+    "regex": (),
+    "typical_p": (1.0,),
+    "mirostat": (0, False),
+    "dry_multiplier": (0.0,),
+    "xtc_probability": (0.0,),
+    "timeout": (),
+    "cache_salt": (),
+}
+"""Refused on every route unless null or one of these neutral values."""
+
+IGNORED_BY_OPENAI = frozenset(
+    {
+        "user",
+        "metadata",
+        "store",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "parallel_tool_calls",
+        "reasoning_effort",
+        "verbosity",
+    }
+)
+
+
+class UnknownFields:
+    """Remembers which unknown names were logged, so that each is logged once; bounded."""
+
+    def __init__(self) -> None:
+        self._names: set[str] = set()
+
+    def note(self, names: Iterable[str]) -> None:
+        for name in names:
+            shown = name[:64]
+            if shown not in self._names and len(self._names) < MAX_UNKNOWN_NAMES:
+                self._names.add(shown)
+                _log.warning("unknown request field ignored: %r", shown)
+
+
+def convert(value: object, kind: type[T], prefix: str = "") -> T:
+    """Strict conversion of what orjson read. Raises `InvalidValue` with the field's path behind `prefix`."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise _translate(str(error), prefix) from None
+
+
+def _translate(text: str, prefix: str) -> InvalidValue:
+    match = _ERROR.match(text)
+    path = (match and match["path"]) or ""
+    param = (prefix + path).replace("[...]", "").lstrip(".") or None
+    expected = _EXPECTED.match(match["what"]) if match else None
+    where = param or "The request body"
+    if expected is None:
+        return InvalidValue(f"{where} has the wrong type.", param=param)
+    wanted = [_WORDS.get(word.strip(), "another type") for word in expected["expected"].split("|")]
+    got = _WORDS.get(expected["got"], "another type")
+    return InvalidValue(f"{where} must be {' or '.join(wanted)}, not {got}.", param=param)
+
+
+def refuse_unsupported(body: Mapping[str, Any], refused: Mapping[str, tuple[object, ...]]) -> None:
+    """Raises `UnsupportedValue` for the first known field whose value would change the answer."""
+    for name in refused.keys() & body.keys():
+        if not _is_neutral(body[name], refused[name]):
+            raise UnsupportedValue(f"{name} is not supported with this value.", param=name)
+
+
+def _is_neutral(value: object, neutral: tuple[object, ...]) -> bool:
+    if value is None:
+        return True
+    for accepted in neutral:
+        both_numbers = {type(value), type(accepted)} <= {int, float}
+        if (both_numbers or type(value) is type(accepted)) and value == accepted:
+            return True
+    return False

@@ -1,0 +1,70 @@
+"""From an HTTP request to a checked object and to tokens. The part of a handler that comes before the queue.
+
+Heavy work goes to the executor: large bodies, templates, tokenizing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar
+
+from aiohttp import web
+
+from core.errors import BodyTooLarge, InvalidValue
+from server.backends.base import ServedModel
+from server.keys import BACKEND, CONFIG, EXECUTOR, METRICS
+from server.protocol.body import check_content_type, parse_object
+
+T = TypeVar("T")
+LARGE_BODY_BYTES = 65536
+
+
+async def read(
+    request: web.Request, check: Callable[[dict[str, Any], ServedModel], T]
+) -> tuple[T, ServedModel]:
+    """Reads the body and gives its object, and the served model, to `check`, which is pure. Raises `NoriaError`."""
+    body = await read_bytes(request)
+    model = request.app[BACKEND].served_model()
+    return await parse(request, body, lambda value: check(value, model)), model
+
+
+async def read_bytes(request: web.Request) -> bytes:
+    """The body, if its type and size are allowed."""
+    check_content_type(request.headers.get("content-type"))
+    limit = request.app[CONFIG].server.max_body_bytes
+    if request.content_length is not None and request.content_length > limit:
+        raise BodyTooLarge(
+            f"The request body has {request.content_length} bytes; at most {limit} are allowed."
+        )
+    return await request.read()
+
+
+async def parse(request: web.Request, body: bytes, check: Callable[[dict[str, Any]], T]) -> T:
+    """The checked object; a large body is read and checked in the executor."""
+    if len(body) <= LARGE_BODY_BYTES:
+        return check(parse_object(body))
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(request.app[EXECUTOR], lambda: check(parse_object(body)))
+
+
+async def tokenize(
+    request: web.Request, work: Callable[[], T], kind: Literal["template", "tokenize"]
+) -> T:
+    """Runs `work` in the executor for at most `server.template_timeout_s`. Raises `NoriaError`."""
+    timeout_s = request.app[CONFIG].server.template_timeout_s
+    metrics = request.app[METRICS]
+    started_s = time.monotonic()
+    future = asyncio.get_running_loop().run_in_executor(request.app[EXECUTOR], work)
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await future
+    except TimeoutError:
+        metrics.observe_failure("template")
+        raise InvalidValue(
+            f"The prompt could not be turned into tokens within {timeout_s:g} s.",
+            param="messages" if kind == "template" else "prompt",
+        ) from None
+    finally:
+        metrics.observe_executor(kind, time.monotonic() - started_s)
