@@ -1,0 +1,143 @@
+"""Random adds, aborts, failures and steps against a whole engine: 10,000 of them, with every invariant after each."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+from dummy_engine import greedy, make_engine, solo_text
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from core.outputs import FinishReason, StepOutput
+from core.sequence import Sequence
+
+BLOCK_SIZE = 4
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    @initialize(
+        num_blocks=st.integers(3, 14),
+        batch_size=st.integers(1, 5),
+        budget=st.integers(1, 20),
+        policy=st.sampled_from(["continuous", "continuous", "static", "single"]),
+        prefix_caching=st.booleans(),
+    )
+    def start(
+        self, num_blocks: int, batch_size: int, budget: int, policy: str, prefix_caching: bool
+    ) -> None:
+        self.engine, self.runner = make_engine(
+            num_blocks=num_blocks,
+            block_size=BLOCK_SIZE,
+            batch_size=batch_size,
+            max_batched_tokens=budget,
+            policy=policy,
+            prefix_caching=prefix_caching,
+        )
+        self.runner.row_failure = lambda sequence: self.doomed.pop(sequence.sequence_id, None)
+        self.scheduler = self.engine._scheduler
+        self.doomed: dict[str, str] = {}
+        self.arrivals: dict[str, int] = {}
+        self.sequences: dict[str, Sequence] = {}
+        self.texts: dict[str, str] = {}
+        self.ends: dict[str, StepOutput] = {}
+        self.max_preemptions = math.log2(num_blocks) + 2
+
+    @rule(prompt=st.text("ab", min_size=1, max_size=14), max_tokens=st.integers(1, 40))
+    def add(self, prompt: str, max_tokens: int) -> None:
+        name = f"s{len(self.arrivals)}"
+        sequence = Sequence(name, list(prompt.encode()), greedy(max_tokens))
+        if sequence.num_prompt_tokens >= self.engine.max_model_len:
+            return
+        self.arrivals[name] = len(self.arrivals)
+        self.sequences[name] = sequence
+        self.texts[name] = ""
+        self.engine.add(sequence)
+
+    @precondition(lambda self: self.sequences)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.sequences)))
+        output = self.engine.abort(name)
+        assert output is not None
+        self.take(output)
+        assert self.engine.abort(name) is None
+
+    @precondition(lambda self: self.sequences)
+    @rule(data=st.data())
+    def doom_a_row(self, data: st.DataObject) -> None:
+        self.doomed[data.draw(st.sampled_from(sorted(self.sequences)))] = "non_finite"
+
+    @rule()
+    def fail_the_next_step(self) -> None:
+        if len(self.arrivals) % 5 == 4:  # now and then
+            self.runner.failing_steps = {self.runner.num_steps}
+
+    @rule()
+    def step(self) -> None:
+        self.step_once()
+
+    @rule(count=st.integers(2, 12))
+    def step_on(self, count: int) -> None:
+        for _ in range(count):
+            self.step_once()
+
+    def step_once(self) -> None:
+        before = {name: s.num_preemptions for name, s in self.sequences.items()}
+        for output in self.engine.step():
+            self.take(output)
+        preempted = [s for n, s in self.sequences.items() if s.num_preemptions > before[n]]
+        for victim in preempted:
+            age = self.arrivals[victim.sequence_id]
+            assert victim.num_preemptions <= self.max_preemptions
+            running = [self.arrivals[s.sequence_id] for s in self.scheduler.running]
+            assert all(other < age for other in running), "an older one was preempted"
+        self.engine.check_invariants()
+
+    def take(self, output: StepOutput) -> None:
+        name = output.sequence_id
+        assert name not in self.ends, "an output came after the final one"
+        self.texts[name] += output.text
+        if output.finish_reason is None:
+            return
+        self.ends[name] = output
+        sequence = self.sequences.pop(name)
+        prompt = bytes(sequence.token_ids[: sequence.num_prompt_tokens])
+        expected = solo_text(prompt, sequence.num_output_tokens)
+        assert self.texts[name] == expected, "the text is not that of the solo run"
+        if output.finish_reason is FinishReason.LENGTH:
+            room = self.engine.max_model_len - len(prompt)
+            assert sequence.num_output_tokens == min(sequence.params.max_tokens, room)
+
+    @invariant()
+    def order_is_order_of_arrival(self) -> None:
+        if not hasattr(self, "engine"):
+            return
+        queue = [*self.scheduler.running, *self.scheduler.waiting.sequences()]
+        order = [self.arrivals[sequence.sequence_id] for sequence in queue]
+        assert order == sorted(order)
+        stats = self.engine.stats()
+        total = stats.num_blocks_used + stats.num_blocks_cached + stats.num_blocks_free
+        assert total == self.engine.cache_config.num_blocks
+
+    def teardown(self) -> None:
+        if not hasattr(self, "engine"):
+            return
+        for _ in range(5_000):
+            if not self.engine.has_work:
+                break
+            self.step_once()
+        assert not self.engine.has_work
+        assert not self.sequences
+        assert Counter(self.ends.keys()) == Counter(self.arrivals.keys())
+        assert self.engine.stats().num_blocks_used == 0
+
+
+TestSchedulerMachine = SchedulerMachine.TestCase
+TestSchedulerMachine.settings = settings(
+    max_examples=100,
+    stateful_step_count=100,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
