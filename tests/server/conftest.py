@@ -141,7 +141,7 @@ async def start_server() -> AsyncIterator[StartServer]:
         )
         app = create_app(config, backend, metrics)
         test_server = TestServer(app, host="127.0.0.1")
-        await test_server.start_server(shutdown_timeout=2.0, handler_cancellation=True)
+        await test_server.start_server(shutdown_timeout=2.0)
         client = TestClient(test_server)
         running = RunningServer(client, backend, metrics, runner, tokenizer, config)
         servers.append(running)
