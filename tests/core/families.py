@@ -1,4 +1,4 @@
-"""Tiny random models of every family, with a tiny byte-level tokenizer, for tests. No network, well under a second each."""
+"""Tiny random models of every family, with a tiny byte-level tokenizer. No network, well under a second each."""
 
 from __future__ import annotations
 
