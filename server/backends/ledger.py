@@ -39,6 +39,7 @@ class Ledger:
         self._reporter = reporter
         self._tickets: dict[str, Ticket] = {}
         self._ends_s: deque[float] = deque(maxlen=_RATE_WINDOW)  # when sequences ended
+        self._has_failed_to_count = False
 
     def __len__(self) -> int:
         """Sequences that have not ended."""
@@ -113,14 +114,13 @@ class Ledger:
             ticket = self._tickets.get(output.sequence_id)
             if ticket is None:
                 continue
+            num_new_tokens += output.token_id is not None
+            if output.finish_reason is not None:
+                self._forget(output.sequence_id, ticket)
             try:
-                if output.token_id is not None:
-                    num_new_tokens += 1
-                    self._count_token(ticket, output, delivered_s)
-                if output.finish_reason is not None:
-                    self._end(ticket, output, delivered_s)
+                self._count(ticket, output, delivered_s)
             except Exception:
-                _log.exception("an output could not be counted")
+                self._log_once()
             ticket.stream.put(ticket.index, output)
         self._metrics.observe_step(stats, num_new_tokens, delivered_s)
         self._reporter.observe_step(stats, num_new_tokens)
@@ -140,13 +140,33 @@ class Ledger:
                 finish_reason=FinishReason.ERROR,
                 error=error,
             )
-            self._end(ticket, output, time.monotonic())
+            self._forget(sequence_id, ticket)
+            self._count_end(ticket, output, time.monotonic())
             ticket.stream.put(ticket.index, output)
         return list(tickets)
 
+    def _forget(self, sequence_id: str, ticket: Ticket) -> None:
+        del self._tickets[sequence_id]
+        ticket.stream.num_running -= 1
+
+    def _log_once(self) -> None:
+        """A fault per token must not flood the log."""
+        if not self._has_failed_to_count:
+            self._has_failed_to_count = True
+            _log.exception("an output could not be counted; this is logged once")
+
+    def _count(self, ticket: Ticket, output: StepOutput, delivered_s: float) -> None:
+        if output.token_id is not None:
+            self._count_token(ticket, output, delivered_s)
+        if output.finish_reason is not None:
+            self._count_end(ticket, output, delivered_s)
+
     def _count_token(self, ticket: Ticket, output: StepOutput, delivered_s: float) -> None:
-        if ticket.first_token_s:
-            self._metrics.inter_token.observe(delivered_s - ticket.last_token_s)
+        is_first, previous_s = not ticket.first_token_s, ticket.last_token_s
+        ticket.last_token_s = delivered_s
+        ticket.num_output_tokens = output.num_output_tokens
+        if not is_first:
+            self._metrics.inter_token.observe(delivered_s - previous_s)
         else:
             ticket.first_token_s = delivered_s
             ticket.num_cached_tokens = output.num_cached_tokens
@@ -154,15 +174,11 @@ class Ledger:
             num_prompt, num_cached = output.num_prompt_tokens, output.num_cached_tokens
             self._metrics.observe_first_token(since_s, num_prompt, num_cached)
             self._reporter.observe_prefix(num_prompt, num_cached)
-        ticket.last_token_s = delivered_s
-        ticket.num_output_tokens = output.num_output_tokens
 
-    def _end(self, ticket: Ticket, output: StepOutput, delivered_s: float) -> None:
-        del self._tickets[output.sequence_id]
+    def _count_end(self, ticket: Ticket, output: StepOutput, delivered_s: float) -> None:
         self._ends_s.append(delivered_s)
         stream, reason = ticket.stream, output.finish_reason
         assert reason is not None
-        stream.num_running -= 1
         stream.longest_choice = max(stream.longest_choice, output.num_output_tokens)
         if not stream.is_closed:
             complete_record(ticket, output)
