@@ -88,7 +88,6 @@ class Ledger:
             self._tickets[sequence.sequence_id] = ticket
         record.num_sequences += len(sequences)
         record.num_prompt_tokens += sum(sequence.num_prompt_tokens for sequence in sequences)
-        self._metrics.streams_open += 1
         num_choices = max((sequence.choice_index for sequence in sequences), default=0) + 1
         limits = [sequence.params.max_tokens for sequence in sequences]
         self._metrics.observe_submit(limits, num_choices)
@@ -97,10 +96,7 @@ class Ledger:
 
     def close(self, stream: NativeStream, cause: str) -> list[str]:
         """A handler is done with its stream. Returns the sequences to abort."""
-        self._metrics.streams_open -= 1
         unfinished = [i for i in stream.sequence_ids if i in self._tickets]
-        if unfinished and cause == "slow_reader":
-            self._metrics.observe_cut()
         for sequence_id in unfinished:
             ticket = self._tickets[sequence_id]
             ticket.failure_cause = cause
