@@ -1,13 +1,14 @@
 """`Tokenizer`: text to ids, chats to ids, ids to text. The only importer of the tokenizer library.
 
 Knows one model's vocabulary, its special tokens and its chat template; nothing about requests. Built by `loader.py` in
-the step thread; afterwards immutable, so that the step thread may decode while executor threads encode (the
-library releases the interpreter lock during a long `encode`).
+the step thread; afterwards immutable, so that the step thread may decode while executor threads encode (a
+long `encode` releases the interpreter lock).
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 from dataclasses import dataclass
 from functools import lru_cache
@@ -21,6 +22,7 @@ from core.model.chat_template import ChatTemplate, find_sentinel, shield
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _TURN_MARK = re.compile(r"<\|.+\|>|<\w*_of_turn>|\[/?[A-Z_]+\]|<｜.+｜>")
+_SHORT_TEXT = 1000  # characters; well under a millisecond
 _SPECIAL_NAMES = (
     "bos_token",
     "eos_token",
@@ -74,7 +76,8 @@ class Tokenizer:
         self.max_token_bytes = max(
             (len(self.token_bytes(i)) for i in vocabulary.values()), default=1
         )
-        self.eos_token_ids = eos_token_ids
+        eos = vocabulary.get(_text_of(settings.get("eos_token")))
+        self.eos_token_ids = eos_token_ids or (() if eos is None else (eos,))
         self.has_chat_template = chat_template is not None
         self._prefix, self._suffix = self._own_specials(settings, vocabulary)
 
@@ -86,7 +89,7 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Text to ids, control tokens typed in it included. The tokenizer's own specials are added once: where the
         text already begins (ends) with them, they are not doubled."""
-        ids = list(self._backend.encode(text, add_special_tokens=False).ids)
+        ids = _ids_of(self._backend, text)
         if not add_special_tokens:
             return ids
         prefix, suffix = self._prefix, self._suffix
@@ -124,7 +127,7 @@ class Tokenizer:
             template_kwargs=shielded[2],
         )
         if not is_hostile:
-            return list(self._backend.encode(text, add_special_tokens=False).ids)
+            return _ids_of(self._backend, text)
         return self._encode_shielded(text, sentinel)
 
     def decode(self, token_ids: list[int]) -> str:
@@ -167,7 +170,7 @@ class Tokenizer:
         at = next((i for i in range(len(whole)) if whole[i : i + len(body)] == body), 0)
         prefix, suffix = list(whole[:at]), list(whole[at + len(body) :])
         bos, eos = (
-            vocabulary.get(str(_text_of(settings.get(name)))) for name in ("bos_token", "eos_token")
+            vocabulary.get(_text_of(settings.get(name))) for name in ("bos_token", "eos_token")
         )
         if settings.get("add_bos_token") is False and prefix == [bos]:
             prefix = []
@@ -181,9 +184,7 @@ class Tokenizer:
         """Encode a rendered chat in which the control tokens of users are broken up by `sentinel`: what still reads
         as one comes from the template. Everything between is plain text."""
         if not self._control:
-            return list(
-                self._literal.encode(text.replace(sentinel, ""), add_special_tokens=False).ids
-            )
+            return _ids_of(self._literal, text.replace(sentinel, ""))
         tokens = {token.text: token for token in self._control}
         longest_first = sorted(tokens, key=len, reverse=True)
         ids: list[int] = []
@@ -196,7 +197,7 @@ class Tokenizer:
                 piece = piece.lstrip()
             if i + 1 < len(pieces) and tokens[pieces[i + 1]].strips_left:
                 piece = piece.rstrip()
-            ids += self._literal.encode(piece.replace(sentinel, ""), add_special_tokens=False).ids
+            ids += _ids_of(self._literal, piece.replace(sentinel, ""))
         return ids
 
 
@@ -207,6 +208,8 @@ def load_tokenizer(
 
     Raises `ModelRefused` where there is none, or where it cannot be used without the library's slow classes.
     """
+    # One text at a time, in the caller's own thread: a pool of the library's would let long texts queue up.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     settings = _read_settings(folder)
     definition_file = folder / "tokenizer.json"
     if definition_file.is_file():
@@ -250,6 +253,13 @@ def _through_library(folder: Path, settings: dict[str, Any]) -> tuple[str, dict[
     return definition, settings | {
         k: str(v) for k, v in tokenizer.special_tokens_map.items() if isinstance(v, str)
     }
+
+
+def _ids_of(backend: Backend, text: str) -> list[int]:
+    """Of the library's calls only the batched ones release the interpreter lock; short texts are not worth it."""
+    if len(text) <= _SHORT_TEXT:
+        return list(backend.encode(text, add_special_tokens=False).ids)
+    return list(backend.encode_batch_fast([text], add_special_tokens=False)[0].ids)
 
 
 def _load_backend(definition: str) -> Backend:
