@@ -73,7 +73,7 @@ class CpuAttention:
         sinks: Tensor | None = None,
     ) -> Tensor:
         """See `layout.Attend`."""
-        num_tokens, num_heads, head_dim = query.shape
+        _, num_heads, head_dim = query.shape
         if not self._is_served(num_heads, cache):
             return reference.attend(
                 query, cache, layout, scale=scale, window=window, softcap=softcap, sinks=sinks
