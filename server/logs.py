@@ -206,6 +206,7 @@ class StatsReporter:
         metrics = self.metrics
         return {
             "preemptions": metrics.total("vllm:num_preemptions"),
+            "recomputed_tokens": metrics.total("noria:recomputed_tokens"),
             "rejections": metrics.sum_of("noria:rejections"),
             "aborts": metrics.total("vllm:request_success", "abort"),
             "failures": metrics.total("vllm:request_success", "error"),
@@ -233,6 +234,15 @@ class StatsReporter:
             step_ms=1000 * self._steps_s / self._num_steps if self._num_steps else None,
             **{name: count for name, count in news.items() if count},
         )
+        if news["preemptions"]:
+            event(
+                _stats_log,
+                logging.WARNING,
+                "preempted",
+                cause="the KV cache ran out of blocks",
+                preemptions=news["preemptions"],
+                recomputed_tokens=news["recomputed_tokens"],
+            )
         self._since_s, self._events = now_s, events
         self._num_computed = self._num_generated = self._num_steps = 0
         self._steps_s = 0.0

@@ -214,3 +214,16 @@ async def test_figures_are_logged_while_there_is_work_and_once_after(
     count = len(lines)
     await asyncio.sleep(interval_s * 3)
     assert len([r for r in caplog.records if r.name == "noria.stats"]) == count
+
+
+async def test_preemptions_are_warned_of_once_per_interval(
+    start_server, generation_request, caplog
+):
+    caplog.set_level(logging.WARNING, "noria.stats")
+    server = await start_server({"log.stats_interval_s": 0.05}, num_blocks=12, step_time_s=0.001)
+    requests = [generation_request(f"{number} " * 9, max_tokens=60) for number in range(8)]
+    await finish(server, *requests)
+    await asyncio.sleep(0.1)
+    warnings = [r.fields for r in caplog.records if r.getMessage() == "preempted"]
+    total = (await server.scrape())["vllm:num_preemptions_total"]
+    assert sum(fields["preemptions"] for fields in warnings) == total > 0
