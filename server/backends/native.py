@@ -74,6 +74,7 @@ class NativeBackend:
         self._message = "The model is loading."
         self._progress: float | None = None
         self._is_draining = False
+        self._is_stuck = False
         self._stats = _EMPTY
         self._handover: Future[None] | None = None
         self._watchdog: asyncio.TimerHandle | None = None
@@ -105,11 +106,13 @@ class NativeBackend:
         """May be called again with a shorter time, also after a cancelled call."""
         self.begin_drain()
         self._step_loop.stop(timeout_s)
-        # A model that is still loading holds the thread for as long as it takes; nobody waits for that.
-        is_loading = self._phase == "loading"
-        deadline_s = time.monotonic() + (0.0 if is_loading else timeout_s + JOIN_GRACE_S)
+        # A model that is still loading holds the thread for as long as it takes, and a stuck step for ever: nobody
+        # waits for the first, nor twice for the second.
+        is_hopeless = self._phase == "loading" or self._is_stuck
+        deadline_s = time.monotonic() + (0.0 if is_hopeless else timeout_s + JOIN_GRACE_S)
         while self._step_loop.is_alive and time.monotonic() < deadline_s:  # noqa: ASYNC110
             await asyncio.sleep(0.005)  # a thread cannot be awaited; only while stopping
+        self._is_stuck = self._step_loop.is_alive
         if self._handover is not None and not self._step_loop.is_alive:
             await asyncio.wait([asyncio.wrap_future(self._handover)], timeout=1.0)
         if len(self._ledger):

@@ -267,6 +267,27 @@ async def test_stop_ends_the_rest_with_an_error(start_server, generation_request
     assert (error.code, error.cause) == ("draining", "shutdown")
 
 
+async def test_a_stuck_step_does_not_hold_up_the_end(
+    start_server, generation_request, monkeypatch, caplog
+):
+    """B132"""
+    monkeypatch.setattr("server.backends.native.JOIN_GRACE_S", 0.2)
+    gate = threading.Event()
+    server = await start_server(on_run=lambda step, batch: gate.wait(10))
+    try:
+        stream = submit(server, generation_request())
+        await asyncio.sleep(0.05)
+        started_s = time.monotonic()
+        await server.backend.stop(0)
+        await server.backend.stop(0)
+        assert time.monotonic() - started_s < 2
+        outputs = (await collect(stream))[0]
+        assert outputs[-1].error.cause == "shutdown"
+        assert "did not stop in time" in caplog.text
+    finally:
+        gate.set()
+
+
 async def test_a_failed_hand_over_is_logged_and_ends_its_streams(
     start_server, generation_request, monkeypatch, caplog
 ):
