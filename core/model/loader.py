@@ -42,7 +42,8 @@ _POSITION_TABLE = re.compile(r"(^|\.)(wpe|embed_positions|position_embeddings?)$
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     """A model ready to run. `path` is `fast` or `general`; `notes` are sentences for the start log;
-    `start_phases` are seconds per phase (import, weights, kv_cache, and probe on the general path)."""
+    `start_phases` are seconds per phase: import, files, tokenizer, weights, kv_cache, warm_up; on the general path also
+    probe."""
 
     runner: Runner
     tokenizer: Tokenizer
@@ -157,6 +158,8 @@ def load_model(
 
         cache_config = CacheConfig(plan.block_size, plan.num_blocks)
         runner = ModelRunner(decoder, shape, cache_config)
+    with watch.phase("warm_up"):
+        runner.warm_up()
     return LoadedModel(
         runner=runner,
         tokenizer=tokenizer,
@@ -168,7 +171,7 @@ def load_model(
         path=path,
         dtype=str(dtype).removeprefix("torch."),
         device=str(device),
-        kernels=kernels_note,
+        kernels=getattr(decoder, "description", kernels_note),
         weights_bytes=weights_bytes,
         generation_defaults=description.generation_defaults if model.generation_defaults else {},
         start_phases=watch.phases,
