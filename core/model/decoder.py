@@ -20,7 +20,8 @@ from core.model.rope import RopeTables
 
 
 class FastDecoder:
-    """A `CausalModel`. `description` says for the log how it is computed, `linear_kind` with which linear layers."""
+    """A `CausalModel`. `description` says for the log how it is computed; `compiled` are the C kernels it uses, or
+    None; `weights_bytes` counts what it holds."""
 
     def __init__(
         self,
@@ -30,8 +31,8 @@ class FastDecoder:
         device: torch.device,
         kernels: AttentionKernels,
     ) -> None:
-        """`config` must pass `decoder_shape.unsupported`. Tensors are removed from `weights`, if it is a mutable mapping, as
-        they are packed. Raises `ModelRefused` where they do not fit the config."""
+        """`config` must pass `decoder_shape.unsupported`. A mutable mapping loses its tensors as they are packed.
+        Raises `ModelRefused` where they do not fit the config."""
         self.dtype, self.device = dtype, device
         self.shape: DecoderShape = shape_of(config)
         reason = not_compiled(self.shape, dtype, kernels)
@@ -42,12 +43,15 @@ class FastDecoder:
             )
             self._rope = RopeTables(config, self.shape.head_dim, device)
         self._kernels = kernels
-        self._compiled: CompiledForward | None = None
+        self.compiled = compiled
+        self._forward_compiled: CompiledForward | None = None
         if compiled is not None:
-            self._compiled = CompiledForward(self.shape, self._weights, self._rope, dtype, compiled)
-        self.linear_kind = self._weights.head.kind
+            self._forward_compiled = CompiledForward(
+                self.shape, self._weights, self._rope, dtype, compiled
+            )
+        self.weights_bytes = self._weights.size_bytes
         how = f"one C call a step ({kernels.name})" if compiled else f"torch ({reason})"
-        self.description = f"fast decoder: {how}, {self.linear_kind} linear layers"
+        self.description = f"fast decoder: {how}, {self._weights.head.kind} linear layers"
 
     def forward(
         self, token_ids: Tensor, layout: StepLayout, caches: list[LayerCache], logit_rows: Tensor
@@ -55,8 +59,8 @@ class FastDecoder:
         """See `layout.CausalModel`. The C kernels give float32 logits, torch those of the model's dtype."""
         with torch.inference_mode():
             self._rope.cover(max(layout.context_lens_list))
-            if self._compiled is not None:
-                return self._compiled(token_ids, layout, caches, logit_rows)
+            if self._forward_compiled is not None:
+                return self._forward_compiled(token_ids, layout, caches, logit_rows)
             return self._forward(token_ids, layout, caches, logit_rows)
 
     def _forward(
@@ -83,9 +87,10 @@ class FastDecoder:
         window: int | None,
     ) -> Tensor:
         shape = self.shape
-        heads = layer.qkv(self._norm(x, layer.input_norm)).unflatten(1, (-1, shape.head_dim))
-        query, key, value = heads.split(
-            [shape.num_heads, shape.num_kv_heads, shape.num_kv_heads], dim=1
+        projected = layer.qkv(self._norm(x, layer.input_norm))
+        heads = projected.view(x.shape[0], -1, shape.head_dim)
+        query, key, value = torch.split(
+            heads, [shape.num_heads, shape.num_kv_heads, shape.num_kv_heads], dim=1
         )
         if layer.query_norm is not None and layer.key_norm is not None:
             query, key = self._norm(query, layer.query_norm), self._norm(key, layer.key_norm)

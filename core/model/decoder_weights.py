@@ -41,6 +41,20 @@ class DecoderWeights:
     final_norm: Tensor  # (hidden,)
     head: PackedLinear
 
+    @property
+    def size_bytes(self) -> int:
+        """Embedding, linear layers and norms, as they are held."""
+        linears = [self.head]
+        norms = [self.final_norm]
+        for layer in self.layers:
+            linears += [layer.qkv, layer.output, layer.gate_up, layer.down]
+            norms += [layer.input_norm, layer.post_norm]
+        return (
+            self.embedding.nbytes
+            + sum(part.size_bytes for part in linears)
+            + sum(norm.nbytes for norm in norms)
+        )
+
 
 class _Source:
     """Hands out each tensor once, in the dtype and on the device of the model."""
@@ -150,8 +164,8 @@ def _take_layer(
 
 def _interleave(stacked: Tensor) -> Tensor:
     """Gates above ups, (2 * inner, ...), as 16 gates, 16 ups, 16 gates, ..."""
-    halves = stacked.unflatten(0, (2, -1, GATE_LANES))
-    return halves.transpose(0, 1).flatten(0, 2).contiguous()
+    halves = stacked.view(2, -1, GATE_LANES, *stacked.shape[1:])
+    return halves.transpose(0, 1).reshape(stacked.shape)
 
 
 def _expect(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:

@@ -80,9 +80,7 @@ def _has_onednn(dtype: torch.dtype) -> bool:
     """Private operators: another torch may lack them, and then plain linear layers serve."""
     try:
         operators: Any = torch.ops.mkldnn
-        if not torch.backends.mkldnn.is_available() or not hasattr(
-            operators, "_reorder_linear_weight"
-        ):
+        if not hasattr(operators, "_reorder_linear_weight"):
             return False
         if dtype == torch.bfloat16:
             return bool(operators._is_mkldnn_bf16_supported())

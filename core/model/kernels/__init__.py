@@ -112,7 +112,7 @@ def attention_of(
 
 
 def pack_weight(weight: Tensor) -> Tensor:
-    """(outputs, inputs) in blocks of 32 outputs: bfloat16 as (blocks, inputs / 2, 32, 2), float32 as (blocks, inputs, 32).
+    """(outputs, inputs) in blocks of 32 outputs: (blocks, inputs / 2, 32, 2) in bfloat16, else (blocks, inputs, 32).
 
     Missing outputs of the last block are zero. `inputs` must be even in bfloat16.
     """

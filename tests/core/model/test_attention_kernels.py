@@ -2,51 +2,21 @@
 
 from __future__ import annotations
 
-import random
 import shutil
 import sys
 
 import pytest
 import torch
+from tiny_decoders import make_step
 
 from core.model.attention import choose_kernels
 from core.model.attention.cpu import cpu_kernels
-from core.model.attention.layout import LayerCache, StepLayout
+from core.model.attention.layout import LayerCache
 from core.model.attention.reference import REFERENCE
 from core.model.kernels import Kernels, load
 
 KERNELS = load()
 needs_kernels = pytest.mark.skipif(KERNELS is None, reason="the C kernels are not compiled")
-
-
-def make_step(
-    contexts: list[int], rows: list[int], block_size: int, *, seed: int = 0
-) -> tuple[StepLayout, int]:
-    """A ragged step whose sequences have their blocks scattered; (layout, number of blocks)."""
-    counts = [-(-context // block_size) for context in contexts]
-    ids = random.Random(seed).sample(range(sum(counts) + 3), sum(counts))
-    tables = torch.zeros(len(contexts), max(counts), dtype=torch.int32)
-    positions: list[int] = []
-    slots: list[int] = []
-    starts = [0]
-    for i, (context, new) in enumerate(zip(contexts, rows, strict=True)):
-        mine, ids = ids[: counts[i]], ids[counts[i] :]
-        tables[i, : counts[i]] = torch.tensor(mine, dtype=torch.int32)
-        span = range(context - new, context)
-        positions += span
-        slots += [mine[p // block_size] * block_size + p % block_size for p in span]
-        starts.append(len(positions))
-    layout = StepLayout(
-        torch.tensor(positions),
-        torch.tensor(slots),
-        torch.tensor(starts, dtype=torch.int32),
-        torch.tensor(contexts, dtype=torch.int32),
-        tables,
-        starts,
-        contexts,
-        block_size,
-    )
-    return layout, sum(counts) + 3
 
 
 def make_cache(
@@ -158,7 +128,7 @@ def test_unsupported_shapes_are_served_by_the_reference(caplog: pytest.LogCaptur
 
 
 def test_compiled_kernels_are_in_use_where_a_compiler_is_present() -> None:
-    if sys.platform == "win32" or shutil.which("cc") is None and shutil.which("gcc") is None:
+    if sys.platform == "win32" or not (shutil.which("cc") or shutil.which("gcc")):
         pytest.skip("no C compiler")
     kernels, reason = choose_kernels(torch.device("cpu"))
     assert kernels.compiled is not None, f"a compiler is present but: {reason}"

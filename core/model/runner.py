@@ -1,0 +1,112 @@
+"""`ModelRunner`: `Batch` to tensors, one forward, logits of the rows that are ready, and their next tokens.
+
+Owns the KV cache and the device. Knows sequences as the scheduler plans them, no requests. Made by the loader in the
+step thread, called by the engine in the same thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from core.config import CacheConfig, ModelShape
+from core.model.attention.layout import CausalModel
+from core.model.kernels import Kernels
+from core.model.kv_cache import KVCache
+from core.model.sampler import Sampler
+from core.model.step_inputs import StepInputs
+from core.outputs import SampledToken
+from core.sampling_params import SamplingParams
+from core.scheduler import Batch
+from core.sequence import Sequence
+
+WARM_UP_TOKENS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class StepLogits:
+    """What `run` hands to `sample`: valid until the next `run`."""
+
+    logits: Tensor  # (len(ready), embedding_rows)
+    ready: list[int]  # rows of the batch
+
+
+class ModelRunner:
+    """A `core.interfaces.Runner` over any `CausalModel`."""
+
+    def __init__(self, model: CausalModel, shape: ModelShape, cache_config: CacheConfig) -> None:
+        """Reserves the KV cache; on a CPU its memory is taken as it is used."""
+        self.shape, self.cache_config = shape, cache_config
+        self._model = model
+        self._compiled: Kernels | None = getattr(model, "compiled", None)
+        self._sampler = Sampler(shape.vocab_size, shape.eos_token_ids)
+        self._inputs = StepInputs(cache_config, shape.vocab_size, model.device)
+        self.kv_cache = KVCache.allocate(
+            shape.num_layers,
+            cache_config.num_blocks,
+            shape.num_kv_heads,
+            cache_config.block_size,
+            shape.head_dim,
+            model.dtype,
+            model.device,
+        )
+
+    def run(self, batch: Batch) -> StepLogits:
+        """One forward; see `Runner.run`."""
+        step = self._inputs.build(batch)
+        logits = self._model.forward(
+            step.token_ids, step.layout, self.kv_cache.layers, step.logit_rows
+        )
+        return StepLogits(logits, step.ready)
+
+    def sample(self, batch: Batch, logits: StepLogits) -> list[SampledToken | None]:
+        """See `Runner.sample`."""
+        tokens: list[SampledToken | None] = [None] * len(batch.sequences)
+        if not logits.ready:
+            return tokens
+        sequences = [batch.sequences[row] for row in logits.ready]
+        with torch.inference_mode():
+            sampled = self._sample_greedy(logits.logits, sequences)
+            if sampled is None:
+                sampled = self._sampler.sample(logits.logits, sequences)
+        for row, token in zip(logits.ready, sampled, strict=True):
+            tokens[row] = token
+        return tokens
+
+    def reset(self) -> None:
+        """See `Runner.reset`. Keys and values need no clearing: a block is written before it is read."""
+        self._inputs.forget()
+
+    def warm_up(self) -> None:
+        """Computes one small prefill and one decode step, so that the first request does not pay for first touches.
+        Only while no sequence exists: it writes into the first blocks."""
+        room = min(WARM_UP_TOKENS, self.cache_config.num_tokens, self.shape.max_context)
+        sequence = Sequence("warm-up", [0] * room, SamplingParams(temperature=0))
+        sequence.block_ids = list(range(-(-room // self.cache_config.block_size)))
+        for count in (room - 1, 1):
+            if count:
+                batch = Batch((sequence,), (count,))
+                self.sample(batch, self.run(batch))
+                sequence.num_computed_tokens += count
+        self.reset()
+
+    def _sample_greedy(
+        self, logits: Tensor, sequences: list[Sequence]
+    ) -> list[SampledToken] | None:
+        """The argmax of every row in one C call; None where it is not the whole answer, or a row is not finite."""
+        if self._compiled is None or logits.dtype != torch.float32:
+            return None
+        if not self._sampler.is_plain_greedy(sequences):
+            return None
+        token_ids = np.empty(len(sequences), dtype=np.int64)
+        rows, stride = logits.shape
+        self._compiled.greedy(
+            logits.data_ptr(), rows, stride, self.shape.vocab_size, token_ids.ctypes.data
+        )
+        found: list[int] = token_ids.tolist()
+        if min(found) < 0:
+            return None
+        return [SampledToken(token_id) for token_id in found]

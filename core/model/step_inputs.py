@@ -1,0 +1,147 @@
+"""`StepInputs`: a batch of sequences as the flat tensors of one step.
+
+Knows sequences and the layout, no models. Block tables are kept from step to step, because a table only grows between
+admission and preemption. Used by the runner only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from core.config import CacheConfig
+from core.model.attention.layout import StepLayout
+from core.scheduler import Batch
+from core.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class StepTensors:
+    """What a forward takes. `ready` are the batch's rows whose logits are wanted, in the order of `logit_rows`."""
+
+    token_ids: Tensor  # (num_tokens,) int64
+    layout: StepLayout
+    logit_rows: Tensor  # (num_ready,) int64
+    ready: list[int]
+
+
+@dataclass(slots=True)
+class _TableRow:
+    """What a row of the block tables holds: the first `count` blocks of this sequence since its last preemption."""
+
+    sequence: Sequence
+    num_preemptions: int
+    count: int
+    last: int
+
+    def is_of(self, sequence: Sequence) -> bool:
+        return (
+            self.sequence is sequence
+            and self.num_preemptions == sequence.num_preemptions
+            and self.count <= len(sequence.block_ids)
+            and (not self.count or sequence.block_ids[self.count - 1] == self.last)
+        )
+
+
+class StepInputs:
+    """Builds `StepTensors` with few allocations. Asserts that ids and blocks are in range: C would not."""
+
+    __slots__ = ("_block_size", "_device", "_num_blocks", "_rows", "_tables", "_vocab_size")
+
+    def __init__(self, cache_config: CacheConfig, vocab_size: int, device: torch.device) -> None:
+        self._block_size, self._num_blocks = cache_config.block_size, cache_config.num_blocks
+        self._vocab_size, self._device = vocab_size, device
+        self._tables: NDArray[np.int32] = np.zeros((0, 0), dtype=np.int32)
+        self._rows: list[_TableRow] = []
+
+    def forget(self) -> None:
+        """Drop all tables: the pool was emptied."""
+        self._rows.clear()
+
+    def build(self, batch: Batch) -> StepTensors:
+        """The tensors of one step; the layout's tables are overwritten by the next one."""
+        ids: list[int] = []
+        positions: list[int] = []
+        starts, contexts, ready, logit_rows = [0], [], [], []
+        for i, (sequence, count) in enumerate(
+            zip(batch.sequences, batch.num_scheduled_tokens, strict=True)
+        ):
+            first = sequence.num_computed_tokens
+            last = first + count
+            if count == 1:
+                ids.append(sequence.token_ids[first])
+                positions.append(first)
+            else:
+                ids += sequence.token_ids[first:last]
+                positions += range(first, last)
+            starts.append(len(positions))
+            contexts.append(last)
+            if last == len(sequence.token_ids) and not sequence.is_finished:
+                ready.append(i)
+                logit_rows.append(len(positions) - 1)
+        assert len(ids) == len(positions) > 0
+        assert 0 <= min(ids) <= max(ids) < self._vocab_size, "a token id is out of range"
+        tables = self._update_tables(batch.sequences, contexts)
+        places = np.array(positions, dtype=np.int64)
+        owners = np.repeat(np.arange(len(contexts)), batch.num_scheduled_tokens)
+        blocks, offsets = np.divmod(places, self._block_size)
+        slots = tables[owners, blocks].astype(np.int64) * self._block_size + offsets
+        layout = StepLayout(
+            positions=self._tensor(places),
+            slots=self._tensor(slots),
+            row_starts=self._tensor(np.array(starts, dtype=np.int32)),
+            context_lens=self._tensor(np.array(contexts, dtype=np.int32)),
+            block_tables=self._tensor(tables),
+            row_starts_list=starts,
+            context_lens_list=contexts,
+            block_size=self._block_size,
+        )
+        return StepTensors(
+            self._tensor(np.array(ids, dtype=np.int64)),
+            layout,
+            self._tensor(np.array(logit_rows, dtype=np.int64)),
+            ready,
+        )
+
+    def _tensor(self, array: NDArray[np.int32] | NDArray[np.int64]) -> Tensor:
+        tensor = torch.from_numpy(array)
+        return tensor if self._device.type == "cpu" else tensor.to(self._device)
+
+    def _update_tables(
+        self, sequences: tuple[Sequence, ...], contexts: list[int]
+    ) -> NDArray[np.int32]:
+        """(num_sequences, max_blocks); only what changed since the last step is written."""
+        self._reserve(len(sequences), max(len(sequence.block_ids) for sequence in sequences))
+        del self._rows[len(sequences) :]
+        for i, (sequence, context) in enumerate(zip(sequences, contexts, strict=True)):
+            block_ids = sequence.block_ids
+            count = len(block_ids)
+            assert count * self._block_size >= context, "a scheduled token has no block"
+            known = 0
+            if i < len(self._rows) and self._rows[i].is_of(sequence):
+                known = self._rows[i].count
+                if known == count:
+                    continue
+            new = block_ids[known:]
+            assert 0 <= min(new) <= max(new) < self._num_blocks, "a block id is out of range"
+            self._tables[i, known:count] = new
+            if not known:
+                self._tables[i, count:] = 0
+            row = _TableRow(sequence, sequence.num_preemptions, count, block_ids[-1])
+            self._rows[i : i + 1] = [row]
+        return self._tables[: len(sequences)]
+
+    def _reserve(self, num_rows: int, num_blocks: int) -> None:
+        rows, columns = self._tables.shape
+        if num_rows <= rows and num_blocks <= columns:
+            return
+        if num_rows > rows:
+            rows = max(num_rows, 2 * rows)
+        if num_blocks > columns:
+            columns = max(num_blocks, 2 * columns)
+        self._tables = np.zeros((rows, columns), dtype=np.int32)
+        self._rows.clear()
