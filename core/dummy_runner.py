@@ -192,6 +192,9 @@ class ByteTokenizer:
                 return [*self.encode(before), token_id, *self.encode(after)]
         return list(text.encode("utf-8", "replace"))
 
+    def min_num_tokens(self, text: str) -> int:
+        return -(-len(text) // len("<|end1|>"))
+
     def encode_chat(
         self,
         messages: list[dict[str, Any]],

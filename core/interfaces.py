@@ -37,6 +37,9 @@ class TextTokenizer(Protocol):
         """Text to ids. Special tokens typed in `text` become control tokens only where the plain prompt of a
         completion may hold them (`encode`), never in `encode_chat`. A BOS already typed is not doubled."""
 
+    def min_num_tokens(self, text: str) -> int:
+        """A lower bound on the number of ids of `text`, without encoding it; 0 where none is known."""
+
     def encode_chat(
         self,
         messages: list[dict[str, Any]],

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from core.errors import ContextLengthExceeded, InvalidValue
-from core.interfaces import TextTokenizer
 from core.sampling_params import SamplingParams
 from server.backends.base import GenerationRequest, ServedModel
 from server.protocol.fields import convert
@@ -65,8 +64,17 @@ def check_ids(ids: object, param: str, vocab_size: int) -> list[int]:
     return checked
 
 
-def tokenize(tokenizer: TextTokenizer, prompts: Sequence[Prompt]) -> list[list[int]]:
-    """Ids of every prompt. Slow for long texts."""
+def tokenize(
+    model: ServedModel, prompts: Sequence[Prompt], names: Sequence[str]
+) -> list[list[int]]:
+    """Ids of every prompt. Slow for long texts; one that is certain not to fit is refused before it costs anything.
+
+    `names` are the paths of the prompts for errors. Raises `ContextLengthExceeded`.
+    """
+    tokenizer, limit = model.tokenizer, model.max_model_len
+    for prompt, name in zip(prompts, names, strict=True):
+        if isinstance(prompt, str) and (lowest := tokenizer.min_num_tokens(prompt)) >= limit:
+            raise ContextLengthExceeded(_too_long(f"at least {lowest}", limit), param=name)
     return [tokenizer.encode(p) if isinstance(p, str) else list(p) for p in prompts]
 
 
@@ -91,7 +99,9 @@ def resolve(
             raise InvalidValue(f"{name} has no tokens.", param=name)
         room = model.max_model_len - len(token_ids)
         if room < 1:
-            raise ContextLengthExceeded(_too_long(len(token_ids), model.max_model_len), param=name)
+            raise ContextLengthExceeded(
+                _too_long(str(len(token_ids)), model.max_model_len), param=name
+            )
         clamped = params
         if params.max_tokens > room:
             clamped = dataclasses.replace(
@@ -104,7 +114,7 @@ def resolve(
     return requests
 
 
-def _too_long(num_tokens: int, max_model_len: int) -> str:
+def _too_long(num_tokens: str, max_model_len: int) -> str:
     """The usual sentence, exactly: coding tools shorten the chat when they see it."""
     return (
         f"This model's maximum context length is {max_model_len} tokens. However, your request has {num_tokens} "

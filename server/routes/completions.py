@@ -35,7 +35,7 @@ class CompletionRoutes:
                 body, model, self._unknown, max_waiting=max_waiting
             ),
         )
-        work = functools.partial(tokenize_prompts, model.tokenizer, checked.prompts)
+        work = functools.partial(tokenize_prompts, model, checked.prompts, checked.names)
         ids = await tokenize(request, work, "tokenize")
         requests = resolve(
             ids, checked.params, model, num_choices=checked.num_choices, names=checked.names

@@ -113,9 +113,9 @@ def _max_waiting(request: web.Request) -> int:
 async def _resolve(
     request: web.Request, model: ServedModel, checked: NativeRequest
 ) -> list[GenerationRequest]:
-    work = functools.partial(tokenize_prompts, model.tokenizer, checked.prompts)
-    ids = await tokenize(request, work, "tokenize")
     names = names_of(checked.prompts, "prompts", is_list=True) if checked.is_list else ["prompt"]
+    work = functools.partial(tokenize_prompts, model, checked.prompts, names)
+    ids = await tokenize(request, work, "tokenize")
     return resolve(ids, checked.params, model, names=names)
 
 

@@ -24,7 +24,7 @@ from server.backends.base import ServedModel
 from server.protocol import chat, completions, native
 from server.protocol.body import parse_object
 from server.protocol.fields import UnknownFields
-from server.protocol.prompts import resolve
+from server.protocol.prompts import resolve, tokenize
 from server.protocol.tokenize import parse_detokenize, parse_tokenize
 
 VOCAB = 257
@@ -683,3 +683,16 @@ def error_of(parse: Callable[[], object]) -> NoriaError | None:
     except NoriaError as error:
         return error
     return None
+
+
+def test_a_text_that_cannot_fit_is_refused_without_being_encoded() -> None:
+    """B072, B079"""
+
+    class Reluctant(ByteTokenizer):
+        def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+            raise AssertionError("encoded")
+
+    model = make_model(tokenizer=Reluctant())
+    with pytest.raises(ContextLengthExceeded, match=r"at least 1250 input tokens") as caught:
+        tokenize(model, ["a", "x" * 10_000], ["prompt[0]", "prompt[1]"])
+    assert caught.value.param == "prompt[1]"
