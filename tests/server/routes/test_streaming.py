@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import socket
 import threading
@@ -187,3 +188,51 @@ async def test_stopping_the_server_ends_streams_with_an_error(start_server):
     await server.backend.stop(0)
     read = read_native_stream((await response.read()), may_fail=True)
     assert read.error is not None
+
+
+async def test_a_reader_that_pauses_gets_every_character_in_fewer_chunks(start_server):
+    """B127"""
+    server = await start_server(max_context=32_000, num_blocks=17_000)
+    body = {**LONG, "max_tokens": 700, "temperature": 0}
+    async with server.client.post("/v1/completions", json={**body, "stream": False}) as response:
+        expected = [choice["text"] for choice in (await response.json())["choices"]]
+    sock = connect(server, receive_bytes=2048)
+    send(sock, "/v1/completions", body)
+    await asyncio.sleep(0.5)
+    sock.setblocking(False)
+    reader, writer = await asyncio.open_connection(sock=sock)
+    raw = b""
+    async with asyncio.timeout(30):
+        while b"data: [DONE]\n\n" not in raw[-200:]:
+            raw += await reader.read(1 << 20)
+    writer.close()
+    head, _, rest = raw.partition(b"\r\n\r\n")
+    assert b"chunked" in head.lower()
+    payload = b""
+    while rest:
+        size, _, rest = rest.partition(b"\r\n")
+        payload, rest = payload + rest[: int(size, 16)], rest[int(size, 16) + 2 :]
+    read = read_openai_stream(payload, object_name="text_completion", num_choices=8, step=65536)
+    assert [read.choices[i].text for i in range(8)] == expected
+    assert server.metrics.total("noria:slow_reader_merges") > 0
+    assert len(read.chunks) < 8 * 700
+    await server.idle()
+
+
+async def test_other_routes_answer_while_a_huge_body_is_read(start_server):
+    """B079"""
+    server = await start_server()
+    messages = json.dumps({"messages": [{"role": "user", "content": "word"}] * 200_000}).encode()
+    headers = {"content-type": "application/json"}
+    upload = asyncio.create_task(
+        server.client.post("/v1/chat/completions", data=io.BytesIO(messages), headers=headers)
+    )
+    slowest = 0.0
+    while not upload.done():
+        started = asyncio.get_running_loop().time()
+        assert (await server.client.get("/health")).status == 200
+        slowest = max(slowest, asyncio.get_running_loop().time() - started)
+    response = await upload
+    assert response.status == 400
+    assert check_error(await response.json())["param"] == "messages"
+    assert slowest < 1.5
