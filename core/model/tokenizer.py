@@ -11,7 +11,7 @@ import json
 import os
 import re
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,7 @@ class Tokenizer:
         self._backend = _load_backend(definition)
         self._template = chat_template
         self._control = _control_tokens(parsed, chat_template)
-        self._literal = _literal_backend(parsed, self._control)
+        self._definition = definition
         self._added = {entry["id"]: entry["content"] for entry in parsed.get("added_tokens", [])}
         self._is_byte_level = '"ByteLevel"' in json.dumps(
             [parsed.get("pre_tokenizer"), parsed.get("decoder")]
@@ -73,13 +73,23 @@ class Tokenizer:
         self._keeps_text = parsed.get("normalizer") is None and self._is_byte_level
         vocabulary = self._backend.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
+        # in the byte-level alphabet a character is a byte; for other vocabularies this is not used
         self.max_token_bytes = max(
-            (len(self.token_bytes(i)) for i in vocabulary.values()), default=1
+            (
+                len(token.encode()) if i in self._added else len(token)
+                for token, i in vocabulary.items()
+            ),
+            default=1,
         )
         eos = vocabulary.get(_text_of(settings.get("eos_token")))
         self.eos_token_ids = eos_token_ids or (() if eos is None else (eos,))
         self.has_chat_template = chat_template is not None
         self._prefix, self._suffix = self._own_specials(settings, vocabulary)
+
+    @cached_property
+    def _literal(self) -> Backend:
+        """A second tokenizer that reads every control token as plain text; made when first needed."""
+        return _literal_backend(self._definition, self._control)
 
     @property
     def has_bos(self) -> bool:
@@ -289,14 +299,12 @@ def _control_tokens(parsed: dict[str, Any], template: ChatTemplate | None) -> li
     ]
 
 
-def _literal_backend(parsed: dict[str, Any], control: list[ControlToken]) -> Backend:
-    """A second tokenizer that reads every control token as plain text."""
+def _literal_backend(definition: str, control: list[ControlToken]) -> Backend:
     ids = {token.token_id for token in control}
-    added = [
-        entry | {"special": True} if entry["id"] in ids else entry
-        for entry in parsed.get("added_tokens", [])
-    ]
-    backend = _load_backend(json.dumps(parsed | {"added_tokens": added}, ensure_ascii=False))
+    parsed = json.loads(definition)
+    for entry in parsed.get("added_tokens", []):
+        entry["special"] = bool(entry.get("special")) or entry["id"] in ids
+    backend = _load_backend(json.dumps(parsed, ensure_ascii=False))
     backend.encode_special_tokens = True
     return backend
 
