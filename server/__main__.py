@@ -28,7 +28,6 @@ from server.serving import serve, why_insecure
 # 5 ms the step thread would wait up to a whole small step for each of them. Measured with 32 streams: 3 % more tokens.
 SWITCH_INTERVAL_S = 0.0005
 FLAGS = {"model": "model.name", "host": "server.host", "port": "server.port"}
-_log = logging.getLogger("noria.server")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -113,8 +112,7 @@ def run_backend(
         _run_on_loop(serving)
     except ConfigError:
         raise
-    except NoriaError as error:
-        _log.error("%s", error.message)
+    except NoriaError:  # the step loop has logged the sentence that says why
         return 1
     return 0
 
