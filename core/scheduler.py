@@ -155,13 +155,14 @@ class Scheduler:
         self._clear_seats_if_short_of_blocks()
         rows: list[tuple[Sequence, int]] = []
         budget = self._max_batched_tokens
-        budget -= sum(_wants_one_token(sequence) for sequence in self.running)
+        # Kept seats do not count: they never end by themselves, and could starve a prefill of the same batch.
+        budget -= sum(sequence.num_tokens_to_compute == 1 for sequence in self.running)
         for sequence in list(self.running):
             if sequence.status is SequenceStatus.WAITING:
                 break  # preempted for an older one, and so are all that follow
             if not self._grow(sequence):
                 break
-            if _wants_one_token(sequence):
+            if sequence.is_finished or sequence.num_tokens_to_compute == 1:
                 rows.append((sequence, 1))
             elif budget > 0:
                 count = min(sequence.num_tokens_to_compute, budget)
@@ -279,7 +280,3 @@ class Scheduler:
 
     def _blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self._block_size)
-
-
-def _wants_one_token(sequence: Sequence) -> bool:
-    return sequence.is_finished or sequence.num_tokens_to_compute == 1

@@ -44,7 +44,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.ends: dict[str, StepOutput] = {}
         self.max_preemptions = math.log2(num_blocks) + 2
 
-    @rule(prompt=st.text("ab", min_size=1, max_size=14), max_tokens=st.integers(1, 40))
+    @rule(prompt=st.text("ab", min_size=1, max_size=14), max_tokens=st.integers(4, 40))
     def add(self, prompt: str, max_tokens: int) -> None:
         name = f"s{len(self.arrivals)}"
         sequence = Sequence(name, list(prompt.encode()), greedy(max_tokens))
@@ -56,23 +56,21 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.engine.add(sequence)
 
     @precondition(lambda self: self.sequences)
-    @rule(data=st.data())
-    def abort(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), dice=st.integers(0, 19))
+    def harm(self, data: st.DataObject, dice: int) -> None:
+        """Now and then an abort, more rarely a row that fails, and most rarely a failing step; else a step."""
         name = data.draw(st.sampled_from(sorted(self.sequences)))
-        output = self.engine.abort(name)
-        assert output is not None
-        self.take(output)
-        assert self.engine.abort(name) is None
-
-    @precondition(lambda self: self.sequences)
-    @rule(data=st.data())
-    def doom_a_row(self, data: st.DataObject) -> None:
-        self.doomed[data.draw(st.sampled_from(sorted(self.sequences)))] = "non_finite"
-
-    @rule()
-    def fail_the_next_step(self) -> None:
-        if len(self.arrivals) % 5 == 4:  # now and then
+        if dice < 4:
+            output = self.engine.abort(name)
+            assert output is not None
+            self.take(output)
+            assert self.engine.abort(name) is None
+        elif dice < 6:
+            self.doomed[name] = "non_finite"
+        elif dice == 6:
             self.runner.failing_steps = {self.runner.num_steps}
+        else:
+            self.step_once()
 
     @rule()
     def step(self) -> None:
