@@ -33,7 +33,8 @@ from core.model.default_model import Report
 from core.model.description import ModelDescription, describe
 from core.model.device import available_bytes, choose_device, choose_dtype
 from core.model.source import ModelFiles, resolve
-from core.model.tokenizer import Tokenizer, load_tokenizer
+from core.model.tokenizer import Tokenizer
+from core.model.tokenizer_files import load_tokenizer
 from core.model.weights import iterate_weights, measure_weights
 
 _POSITION_TABLE = re.compile(r"(^|\.)(wpe|embed_positions|position_embeddings?)$")

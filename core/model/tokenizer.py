@@ -8,11 +8,9 @@ long `encode` releases the interpreter lock).
 from __future__ import annotations
 
 import json
-import os
 import re
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer as Backend
@@ -23,15 +21,6 @@ from core.model.chat_template import ChatTemplate, find_sentinel, shield
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _TURN_MARK = re.compile(r"<\|.+\|>|<\w*_of_turn>|\[/?[A-Z_]+\]|<｜.+｜>")
 _SHORT_TEXT = 1000  # characters; well under a millisecond
-_SPECIAL_NAMES = (
-    "bos_token",
-    "eos_token",
-    "unk_token",
-    "sep_token",
-    "pad_token",
-    "cls_token",
-    "mask_token",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +70,7 @@ class Tokenizer:
             ),
             default=1,
         )
-        eos = vocabulary.get(_text_of(settings.get("eos_token")))
+        eos = vocabulary.get(token_text(settings.get("eos_token")))
         self.eos_token_ids = eos_token_ids or (() if eos is None else (eos,))
         self.has_chat_template = chat_template is not None
         self._prefix, self._suffix = self._own_specials(settings, vocabulary)
@@ -180,7 +169,7 @@ class Tokenizer:
         at = next((i for i in range(len(whole)) if whole[i : i + len(body)] == body), 0)
         prefix, suffix = list(whole[:at]), list(whole[at + len(body) :])
         bos, eos = (
-            vocabulary.get(_text_of(settings.get(name))) for name in ("bos_token", "eos_token")
+            vocabulary.get(token_text(settings.get(name))) for name in ("bos_token", "eos_token")
         )
         if settings.get("add_bos_token") is False and prefix == [bos]:
             prefix = []
@@ -209,60 +198,6 @@ class Tokenizer:
                 piece = piece.rstrip()
             ids += _ids_of(self._literal, piece.replace(sentinel, ""))
         return ids
-
-
-def load_tokenizer(
-    folder: Path, *, eos_token_ids: tuple[int, ...] = (), template_file: str | None = None
-) -> Tokenizer:
-    """The tokenizer of a model folder, from tokenizer.json, else through transformers' AutoTokenizer.
-
-    Raises `ModelRefused` where there is none, or where it cannot be used without the library's slow classes.
-    """
-    # One text at a time, in the caller's own thread: a pool of the library's would let long texts queue up.
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    settings = _read_settings(folder)
-    definition_file = folder / "tokenizer.json"
-    if definition_file.is_file():
-        definition = definition_file.read_text(encoding="utf-8")
-    else:
-        definition, settings = _through_library(folder, settings)
-    special = {name: _text_of(settings[name]) for name in _SPECIAL_NAMES if settings.get(name)}
-    template = ChatTemplate.load(folder, settings, special, template_file)
-    return Tokenizer(
-        definition, settings=settings, eos_token_ids=eos_token_ids, chat_template=template
-    )
-
-
-def _read_settings(folder: Path) -> dict[str, Any]:
-    settings: dict[str, Any] = {}
-    for name in ("special_tokens_map.json", "tokenizer_config.json"):
-        path = folder / name
-        if path.is_file():
-            try:
-                settings |= json.loads(path.read_text(encoding="utf-8"))
-            except ValueError as error:
-                raise ModelRefused(f"{name} of the model is no valid JSON.") from error
-    return settings
-
-
-def _through_library(folder: Path, settings: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            str(folder), local_files_only=True, trust_remote_code=False
-        )
-        definition = str(tokenizer.backend_tokenizer.to_str())
-    except (
-        Exception
-    ) as error:  # missing files, missing optional packages, classes without a fast form
-        raise ModelRefused(
-            "The model has no tokenizer.json and no tokenizer that can be turned into one "
-            f"({str(error)[:200]}). Convert its tokenizer with transformers and put tokenizer.json beside the weights."
-        ) from error
-    return definition, settings | {
-        k: str(v) for k, v in tokenizer.special_tokens_map.items() if isinstance(v, str)
-    }
 
 
 def _ids_of(backend: Backend, text: str) -> list[int]:
@@ -309,7 +244,8 @@ def _literal_backend(definition: str, control: list[ControlToken]) -> Backend:
     return backend
 
 
-def _text_of(token: Any) -> str:
+def token_text(token: Any) -> str:
+    """Settings files give a token as its text or as an object around it."""
     return str(token["content"]) if isinstance(token, dict) else str(token)
 
 

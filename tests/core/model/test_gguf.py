@@ -18,7 +18,7 @@ from core.config import ModelConfig
 from core.errors import ModelRefused
 from core.model.description import describe
 from core.model.source import resolve
-from core.model.tokenizer import load_tokenizer
+from core.model.tokenizer_files import load_tokenizer
 from core.model.weights import iterate_weights
 
 NAMES = {

@@ -12,7 +12,8 @@ import families
 import pytest
 
 from core.errors import ConfigError, InvalidValue, ModelRefused
-from core.model.tokenizer import Tokenizer, load_tokenizer
+from core.model.tokenizer import Tokenizer
+from core.model.tokenizer_files import load_tokenizer
 
 TEXTS = [
     "Hello world",

@@ -1,0 +1,79 @@
+"""The tokenizer of a model folder: which files say what, and the way through the library without a tokenizer.json.
+
+Called by `loader.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from core.errors import ModelRefused
+from core.model.chat_template import ChatTemplate
+from core.model.tokenizer import Tokenizer, token_text
+
+_SPECIAL_NAMES = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
+
+
+def load_tokenizer(
+    folder: Path, *, eos_token_ids: tuple[int, ...] = (), template_file: str | None = None
+) -> Tokenizer:
+    """The tokenizer of a model folder, from tokenizer.json, else through transformers' AutoTokenizer.
+
+    Raises `ModelRefused` where there is none, or where it cannot be used without the library's slow classes.
+    """
+    # One text at a time, in the caller's own thread: a pool of the library's would let long texts queue up.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    settings = _read_settings(folder)
+    definition_file = folder / "tokenizer.json"
+    if definition_file.is_file():
+        definition = definition_file.read_text(encoding="utf-8")
+    else:
+        definition, settings = _through_library(folder, settings)
+    special = {name: token_text(settings[name]) for name in _SPECIAL_NAMES if settings.get(name)}
+    template = ChatTemplate.load(folder, settings, special, template_file)
+    return Tokenizer(
+        definition, settings=settings, eos_token_ids=eos_token_ids, chat_template=template
+    )
+
+
+def _read_settings(folder: Path) -> dict[str, Any]:
+    settings: dict[str, Any] = {}
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        path = folder / name
+        if path.is_file():
+            try:
+                settings |= json.loads(path.read_text(encoding="utf-8"))
+            except ValueError as error:
+                raise ModelRefused(f"{name} of the model is no valid JSON.") from error
+    return settings
+
+
+def _through_library(folder: Path, settings: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=False
+        )
+        definition = str(tokenizer.backend_tokenizer.to_str())
+    except (
+        Exception
+    ) as error:  # missing files, missing optional packages, classes without a fast form
+        raise ModelRefused(
+            "The model has no tokenizer.json and no tokenizer that can be turned into one "
+            f"({str(error)[:200]}). Convert its tokenizer with transformers and put tokenizer.json beside the weights."
+        ) from error
+    return definition, settings | {
+        k: str(v) for k, v in tokenizer.special_tokens_map.items() if isinstance(v, str)
+    }
