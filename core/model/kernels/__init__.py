@@ -9,11 +9,13 @@ from __future__ import annotations
 import ctypes
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from core.model.attention.layout import LayerCache, StepLayout
+if TYPE_CHECKING:
+    from core.model.attention.layout import LayerCache, StepLayout
 
 COLUMNS = 32  # outputs in one packed block of a linear layer
 DTYPES = {torch.bfloat16: 0, torch.float32: 1}
