@@ -258,9 +258,9 @@ class Engine:
         output = advance(
             sequence, token, self._detokenizer, self.runner.shape, self.max_model_len, now_s
         )
-        self._outputs.append(output)
         if output.finish_reason is not None:
             self._forget(sequence, output.finish_reason)
+        self._outputs.append(output)
 
     def _detokenizer(self, sequence: Sequence) -> Detokenizer:
         detokenizer = self._detokenizers.get(sequence.sequence_id)
@@ -279,8 +279,8 @@ class Engine:
     def _end(
         self, sequence: Sequence, reason: FinishReason, *, error: OutputError | None = None
     ) -> None:
-        self._outputs.append(final_output(sequence, reason, error=error))
         self._forget(sequence, reason)
+        self._outputs.append(final_output(sequence, reason, error=error))
 
     def _forget(self, sequence: Sequence, reason: FinishReason) -> None:
         keeps_seat = reason in (FinishReason.STOP, FinishReason.LENGTH)
