@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from core.model.nucleus import draw_from_kept
+
 LANE = 256
 _GROUPS = 16
-_TIERS = (128, 1024, 8192)  # how many of the best are looked at before a row is sorted as a whole
+_NUM_BEST = 128  # how many of the best are looked at before a row is looked at as a whole
 _MASK64 = (1 << 64) - 1
 
 
@@ -27,6 +29,30 @@ class Filters:
     top_k: int
     top_p: float
     min_p: float
+
+    @property
+    def is_open(self) -> bool:
+        return self.top_k <= 0 and self.top_p >= 1 and self.min_p <= 0
+
+
+@dataclass(slots=True)
+class Scratch:
+    """Wide float32 buffers that are kept between steps: fresh memory costs more than the arithmetic done in it."""
+
+    _buffers: dict[str, Tensor] = field(default_factory=dict)
+
+    def take(self, name: str, rows: int, width: int, device: torch.device) -> Tensor:
+        """(rows, width), with whatever was in it before. Valid until the same name is taken again."""
+        buffer = self._buffers.get(name)
+        if (
+            buffer is None
+            or buffer.shape[0] < rows
+            or buffer.shape[1] != width
+            or buffer.device != device
+        ):
+            buffer = torch.empty(rows, width, dtype=torch.float32, device=device)
+            self._buffers[name] = buffer
+        return buffer[:rows]
 
 
 def uniform(seed: int, choice_index: int, position: int) -> float:
@@ -81,32 +107,45 @@ def best_tokens(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return values, ids
 
 
-def draw(scores: Tensor, filters: Sequence[Filters], numbers: Sequence[float]) -> Tensor:
-    """One id per row by inverting the distribution function at `numbers`.
+def draw(
+    scores: Tensor, filters: Sequence[Filters], numbers: Sequence[float], scratch: Scratch
+) -> Tensor:
+    """One id per row by inverting a distribution function at `numbers`.
 
     scores: (rows, width), already divided by the temperature and shifted so that the best is 0. Returns (rows,) int64.
+    Rows without filters are inverted in order of ids, rows with filters in order of rank if the best few are enough
+    (nearly always), else in order of ids; which way a row goes depends on nothing but the row.
     """
-    probabilities = torch.softmax(scores, dim=-1)
-    ids = torch.zeros(len(filters), dtype=torch.int64, device=scores.device)
-    is_open = [f.top_k <= 0 and f.top_p >= 1 and f.min_p <= 0 for f in filters]
-    open_rows = [row for row, flag in enumerate(is_open) if flag]
-    rest = [row for row, flag in enumerate(is_open) if not flag]
+    rows, width = scores.shape
+    probabilities = scratch.take("probabilities", rows, width, scores.device)
+    torch.softmax(scores, dim=-1, out=probabilities)
+    ids = torch.zeros(rows, dtype=torch.int64, device=scores.device)
+    open_rows = [row for row, chosen in enumerate(filters) if chosen.is_open]
+    rest = [row for row, chosen in enumerate(filters) if not chosen.is_open]
     if open_rows:
         ids[open_rows] = _draw_from_all(
             _rows(probabilities, open_rows), [numbers[row] for row in open_rows]
         )
-    for tier in (*_TIERS, scores.shape[1]):
-        if not rest:
-            break
+    near = [row for row in rest if filters[row].top_k <= min(_NUM_BEST, width)]
+    if near:
         drawn, is_covered = _draw_from_best(
-            _rows(scores, rest),
-            _rows(probabilities, rest),
-            min(tier, scores.shape[1]),
-            [filters[row] for row in rest],
-            [numbers[row] for row in rest],
+            _rows(scores, near),
+            _rows(probabilities, near),
+            [filters[row] for row in near],
+            [numbers[row] for row in near],
         )
-        ids[rest] = drawn
-        rest = [row for row, flag in zip(rest, is_covered, strict=True) if not flag]
+        ids[near] = drawn
+        covered = {row for row, flag in zip(near, is_covered, strict=True) if flag}
+        rest = [row for row in rest if row not in covered]
+    for row in rest:
+        chosen = filters[row]
+        ids[row] = draw_from_kept(
+            probabilities[row].cpu().numpy(),
+            chosen.top_k,
+            chosen.top_p,
+            chosen.min_p,
+            numbers[row],
+        )
     return ids
 
 
@@ -139,24 +178,17 @@ def _invert(ends: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _draw_from_best(
-    scores: Tensor,
-    probabilities: Tensor,
-    num_best: int,
-    filters: list[Filters],
-    numbers: list[float],
+    scores: Tensor, probabilities: Tensor, filters: list[Filters], numbers: list[float]
 ) -> tuple[Tensor, list[bool]]:
-    """Draws among the `num_best` best of each row; a row whose filters reach further is reported as not covered."""
+    """Draws among the best of each row; a row whose filters reach further is reported as not covered."""
     device, width = scores.device, scores.shape[1]
-    if num_best < width:
-        values, ids = best_tokens(scores, num_best)
-    else:
-        values, ids = torch.sort(scores, dim=-1, descending=True, stable=True)
+    values, ids = best_tokens(scores, min(_NUM_BEST, width))
     num_best = values.shape[1]
     mass = probabilities.gather(1, ids).double()  # (rows, num_best)
     limits = torch.tensor(
         [
             (
-                f.top_k if 0 < f.top_k < width else width,
+                f.top_k if f.top_k > 0 else math.inf,
                 f.top_p if f.top_p < 1 else math.inf,
                 math.log(f.min_p) if f.min_p > 0 else -math.inf,
                 number,
@@ -179,7 +211,5 @@ def _draw_from_best(
     end = ends.gather(1, num_kept - 1)
     place = torch.searchsorted(ends, number * end, right=True)
     place = torch.minimum(place, num_kept - 1)
-    is_covered = (num_kept < num_best) | (top_k <= num_best)
-    if num_best == width:
-        is_covered = torch.ones_like(is_covered)
+    is_covered = (num_kept < num_best) | (top_k <= num_best) | (num_best == width)
     return ids.gather(1, place)[:, 0], is_covered[:, 0].tolist()

@@ -12,7 +12,7 @@ import logging
 import torch
 from torch import Tensor
 
-from core.model.draw import LANE, Filters, best_token, best_tokens, draw, uniform
+from core.model.draw import LANE, Filters, Scratch, best_token, best_tokens, draw, uniform
 from core.model.penalties import RowAdjuster, has_penalties
 from core.outputs import SampledToken, TokenLogprobs
 from core.sampling_params import SamplingParams
@@ -40,6 +40,7 @@ class Sampler:
         self.vocab_size = vocab_size
         self.eos_token_ids = eos_token_ids
         self._adjusters: dict[str, RowAdjuster] = {}
+        self._scratch = Scratch()
 
     def is_plain_greedy(self, sequences: list[Sequence]) -> bool:
         """Whether the argmax over `vocab_size` logits is the whole answer for all rows. A caller that takes it
@@ -94,10 +95,11 @@ class Sampler:
         """float32, padded with -inf to whole lanes: (rows, width). May share memory with `logits`."""
         logits = logits[:, : self.vocab_size]
         width = -(-self.vocab_size // LANE) * LANE
-        if width == self.vocab_size:
-            return logits.float().contiguous()
-        wide = logits.new_full((logits.shape[0], width), -torch.inf, dtype=torch.float32)
+        if logits.dtype == torch.float32 and width == self.vocab_size and logits.is_contiguous():
+            return logits
+        wide = self._scratch.take("raw", logits.shape[0], width, logits.device)
         wide[:, : self.vocab_size] = logits
+        wide[:, self.vocab_size :] = -torch.inf
         return wide
 
     def _is_adjusted(self, sequence: Sequence) -> bool:
@@ -120,7 +122,7 @@ class Sampler:
         rows = [row for row, sequence in enumerate(sequences) if self._is_adjusted(sequence)]
         if not rows:
             return raw, best, token_ids
-        scores = raw.clone()
+        scores = self._scratch.take("scores", len(raw), raw.shape[1], raw.device).copy_(raw)
         for row in rows:
             if failures[row] is None and not self._adjust_row(scores[row], sequences[row]):
                 failures[row] = SAMPLING
@@ -168,11 +170,13 @@ class Sampler:
         )
         if len(rows) < len(sequences):
             scores, best = scores[rows], best[rows]
-        scaled = (scores - best[:, None]).div_(temperature[:, None])
+        scaled = self._scratch.take("scaled", len(rows), scores.shape[1], scores.device)
+        torch.sub(scores, best[:, None], out=scaled).div_(temperature[:, None])
         drawn = draw(
             scaled,
             [Filters(s.params.top_k, s.params.top_p, s.params.min_p) for s in chosen],
             [uniform(s.seed, s.choice_index, s.num_tokens) for s in chosen],
+            self._scratch,
         )
         token_ids[rows] = drawn
 
@@ -183,7 +187,8 @@ class Sampler:
         sequences: list[Sequence],
         failures: list[str | None],
     ) -> list[SampledToken]:
-        logprobs = _logprobs(raw, token_ids, [sequence.params.logprobs for sequence in sequences])
+        wanted = [sequence.params.logprobs for sequence in sequences]
+        logprobs = _logprobs(raw, token_ids, wanted, self._scratch)
         return [
             SampledToken(-1, failure=failure)
             if failure is not None
@@ -198,19 +203,20 @@ def _is_greedy(params: SamplingParams) -> bool:
 
 
 def _logprobs(
-    raw: Tensor, token_ids: list[int], wanted: list[int | None]
+    raw: Tensor, token_ids: list[int], wanted: list[int | None], scratch: Scratch
 ) -> dict[int, TokenLogprobs]:
     """Log-softmax of the raw logits, for the rows that asked. raw: (rows, width)."""
     found: dict[int, TokenLogprobs] = {}
     for k in {k for k in wanted if k is not None}:
         rows = [row for row, asked in enumerate(wanted) if asked == k]
-        table = torch.log_softmax(raw[rows] if len(rows) < len(wanted) else raw, dim=-1)
-        table = table.clamp_min(LOWEST_LOGPROB)
+        table = scratch.take("probabilities", len(rows), raw.shape[1], raw.device)
+        torch.log_softmax(raw[rows] if len(rows) < len(wanted) else raw, dim=-1, out=table)
         ids = torch.tensor([token_ids[row] for row in rows], device=raw.device)
-        chosen = table.gather(1, ids[:, None])[:, 0].tolist()
+        chosen = table.gather(1, ids[:, None])[:, 0].clamp_min(LOWEST_LOGPROB).tolist()
         tops: list[tuple[tuple[int, float], ...]] = [()] * len(rows)
         if k:
             values, best_ids = best_tokens(table, k)
+            values = values.clamp_min(LOWEST_LOGPROB)
             pairs = zip(best_ids.tolist(), values.tolist(), strict=True)
             tops = [tuple(zip(row_ids, row_values, strict=True)) for row_ids, row_values in pairs]
         for row, logprob, top in zip(rows, chosen, tops, strict=True):
