@@ -54,7 +54,9 @@ class Detokenizer:
         is_clear = not self._text.endswith(_REPLACEMENT)
         self._num_unclear = 0 if is_clear else self._num_unclear + 1
         delta = self._release(len(self._text) - self._num_pending())
-        if len(self._window) > _MAX_WINDOW:
+        # Not in the middle of a character: byte-fallback tokenizers show its whole run of bytes as U+FFFD until then.
+        is_settled = is_clear or self._num_unclear >= _LONGEST_CHARACTER
+        if is_settled and len(self._window) > _MAX_WINDOW:
             self._slide()
         return self._matcher.push(delta, may_stop=self._num_pushed >= self._min_tokens)
 
