@@ -32,6 +32,7 @@ class Case:
     max_batched_tokens: int = 512
     num_blocks: int = 2000
     is_alone: bool = False
+    kernels: str = "auto"
 
     def __str__(self) -> str:
         chunks = "chunks of 16" if self.max_batched_tokens == 16 else "whole"
@@ -88,7 +89,10 @@ class Tally:
 
 def make_engine(folder: Path, case: Case, batch_size: int) -> Engine:
     engine = EngineConfig(
-        device="cpu", batch_size=batch_size, max_batched_tokens=case.max_batched_tokens
+        device="cpu",
+        kernels=case.kernels,
+        batch_size=batch_size,
+        max_batched_tokens=case.max_batched_tokens,
     )
     model = ModelConfig(name=str(folder), dtype="float32")
     return Engine.from_config(model, engine, KVCacheConfig(num_blocks=case.num_blocks))
@@ -146,6 +150,18 @@ def test_every_family_chunked_in_a_crowded_pool_equals_the_library(
     tally = Tally(reference, families.NUM_TOKENS)
     engine = check_case(folder, Case(16, 40), prompts, 64, tally)
     assert engine.stats().total_preemptions > 0
+    tally.check()
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen3", "gemma2", "gpt_oss"])
+def test_the_plain_torch_kernels_equal_the_library_too(
+    tiny_model: Callable[..., Path], family: str
+) -> None:
+    """`engine.kernels: torch`, which serves where there is no compiler."""
+    folder = tiny_model(family)
+    tally = Tally(families.load_reference(folder), families.NUM_TOKENS)
+    prompts = make_prompts([1, 60, 17, 33], families.NUM_TOKENS)
+    check_case(folder, Case(16, 40, kernels="torch"), prompts, 16, tally)
     tally.check()
 
 

@@ -112,6 +112,9 @@ def prepare(
     dtype = choose_dtype(model, device)
     description = describe(files.folder)
     shape = description.shape(measure_weights(files.folder), dtype, description.num_embedding_rows)
+    shape = replace(
+        shape, weights_bytes=shape.weights_bytes + _packed_head_bytes(description, dtype)
+    )
     plan = plan_memory(shape, engine, kv_cache, model, available_bytes(device), _kind(device))
     notes = (*description.notes, *_dtype_notes(description, dtype))
     return PlannedModel(files, description, shape, plan, dtype, device, notes)
@@ -178,6 +181,16 @@ def load_model(
         start_phases=watch.phases,
         notes=planned.notes,
     )
+
+
+def _packed_head_bytes(description: ModelDescription, dtype: torch.dtype) -> int:
+    """The fast decoder packs its output head, so that one tied to the embedding is held twice."""
+    from core.model.decoder_shape import unsupported
+
+    config = description.config
+    if unsupported(config) is not None or not config.tie_word_embeddings:
+        return 0
+    return int(config.vocab_size * config.hidden_size * dtype.itemsize)
 
 
 def _kind(device: torch.device) -> Literal["cpu", "cuda"]:

@@ -159,14 +159,18 @@ def _hub(hub_id: str, revision: str | None, report: Report) -> ModelFiles:
 
     report(f"looking for {hub_id}", None)
     try:
-        folder = Path(
-            snapshot_download(
-                hub_id, revision=revision, allow_patterns=[*_SMALL_FILES, "*.safetensors"]
+
+        def fetch(*weights: str) -> Path:
+            patterns = [*_SMALL_FILES, *weights]
+            return Path(
+                snapshot_download(
+                    hub_id, revision=revision, allow_patterns=patterns, ignore_patterns=["*/*"]
+                )
             )
-        )
-        if not any(folder.glob("*.safetensors")):
-            patterns = [*_SMALL_FILES, "pytorch_model*.bin"]
-            folder = Path(snapshot_download(hub_id, revision=revision, allow_patterns=patterns))
+
+        folder = fetch("model*.safetensors")
+        if not any(folder.glob("model*.safetensors")):
+            folder = fetch("pytorch_model*.bin")
     except GatedRepoError as error:
         raise ModelRefused(
             f"{hub_id} is gated: log in to the hub with an account that may read it."

@@ -241,7 +241,10 @@ def test_a_hub_id_takes_the_revision_and_only_the_needed_files(
     """safetensors if there are any, else the older format, as OPT-125M has it."""
     calls: list[tuple[str, str | None, list[str]]] = []
 
-    def download(hub_id: str, revision: str | None, allow_patterns: list[str]) -> str:
+    def download(
+        hub_id: str, *, revision: str | None, allow_patterns: list[str], ignore_patterns: list[str]
+    ) -> str:
+        assert ignore_patterns == ["*/*"]  # other formats lie in folders of their own
         calls.append((hub_id, revision, allow_patterns))
         (tmp_path / "config.json").write_text("{}")
         return str(tmp_path)
@@ -252,7 +255,7 @@ def test_a_hub_id_takes_the_revision_and_only_the_needed_files(
     assert [(hub_id, revision) for hub_id, revision, _ in calls] == [
         ("facebook/opt-125m", "abc")
     ] * 2
-    assert "*.safetensors" in calls[0][2]
+    assert "model*.safetensors" in calls[0][2]
     assert "pytorch_model*.bin" in calls[1][2]
     calls.clear()
     (tmp_path / "model.safetensors").write_bytes(b"")
