@@ -16,7 +16,7 @@ from core.sampling_params import SamplingParams
 
 
 def make_logits(
-    rows: int = 1, width: int = VOCAB, seed: int = 0, scale: float = 3.0
+    rows: int = 1, width: int = 1000, seed: int = 0, scale: float = 3.0
 ) -> torch.Tensor:
     return torch.randn(rows, width, generator=torch.Generator().manual_seed(seed)) * scale
 
