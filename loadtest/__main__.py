@@ -6,12 +6,21 @@ import argparse
 import sys
 from collections.abc import Callable
 
-from loadtest import bench, ladder, mixed
+from loadtest import bench, compare, ladder, mixed
 
 SUBCOMMANDS: dict[
     str, tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int], str]
 ] = {
-    "bench": (bench.add_arguments, bench.main, "closed loop against any OpenAI-compatible server"),
+    "bench": (
+        bench.add_arguments,
+        bench.main,
+        "closed or open loop against any OpenAI-compatible server",
+    ),
+    "compare": (
+        compare.add_arguments,
+        compare.main,
+        "two servers in turn, and the ratio of medians",
+    ),
     "ladder": (
         ladder.add_arguments,
         ladder.main,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, TextIO
 
 import orjson
@@ -32,8 +33,41 @@ def spread_ms(values_s: Iterable[float | None]) -> dict[str, float | None]:
     return {f"p{percent}": _round(percentile(known, percent)) for percent in PERCENTILES}
 
 
-def summarize(result: LoopResult) -> dict[str, Any]:
-    """The figures of one closed loop. Rates and latencies are of successful requests; failures are counted apart."""
+@dataclass(frozen=True, slots=True)
+class Goals:
+    """Latency targets of one request, in milliseconds; None asks nothing."""
+
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    e2e_ms: float | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        return self.ttft_ms is None and self.tpot_ms is None and self.e2e_ms is None
+
+    def are_met_by(self, record: RequestRecord) -> bool:
+        """An answer too short to have a time per token meets any."""
+        pairs = (
+            (self.ttft_ms, record.ttft_s),
+            (self.tpot_ms, record.tpot_s),
+            (self.e2e_ms, record.e2e_s),
+        )
+        return record.is_ok and all(
+            goal_ms is None or value_s is None or value_s * 1000 <= goal_ms
+            for goal_ms, value_s in pairs
+        )
+
+
+NO_GOALS = Goals()
+
+
+def summarize(
+    result: LoopResult, goals: Goals = NO_GOALS, price_per_hour: float | None = None
+) -> dict[str, Any]:
+    """The figures of one load. Rates and latencies are of successful requests; failures are counted apart.
+
+    With goals: `goodput_per_s`, requests per second that met them all. With a price: cost per million output tokens.
+    """
     ok = [record for record in result.records if record.is_ok]
     failed = [record for record in result.records if not record.is_ok]
     num_tokens = sum(record.num_output_tokens for record in ok)
@@ -56,6 +90,16 @@ def summarize(result: LoopResult) -> dict[str, Any]:
         "prompt_tokens": sum(record.num_prompt_tokens or 0 for record in ok),
         "cached_tokens": sum(record.num_cached_tokens for record in ok),
     }
+    if not goals.is_empty:
+        num_good = sum(goals.are_met_by(record) for record in ok)
+        figures["goodput_per_s"] = _round(num_good / result.wall_s)
+        figures["good_share"] = _round(num_good / max(1, figures["requests"]))
+    if price_per_hour is not None and num_tokens:
+        figures["cost_per_million_tokens"] = _round(
+            price_per_hour / 3600 * result.wall_s / num_tokens * 1e6
+        )
+    if late := max((record.late_s for record in result.records), default=0.0):
+        figures["client_late_ms_max"] = _round(late * 1000)
     if result.num_not_sent:
         figures["not_sent"] = result.num_not_sent
     if failed:

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from loadtest.bench import emit, held_lock, positive_int
 from loadtest.closed_loop import PlannedRequest, run_async, run_closed_loop, with_model
 from loadtest.figures import FIGURE_COLUMNS, figure_row, print_table, summarize
+from loadtest.points import emit, held_lock, positive_int
 from loadtest.process_usage import usage_figures, usage_of
 from loadtest.prompts import PromptMaker, prompt_maker_for
 from loadtest.server_process import DEFAULT_COMMAND, RunningServer, running_server

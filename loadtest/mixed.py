@@ -16,7 +16,6 @@ from typing import Any
 
 import aiohttp
 
-from loadtest.bench import emit, positive_int
 from loadtest.closed_loop import (
     LoopResult,
     PlannedRequest,
@@ -26,6 +25,7 @@ from loadtest.closed_loop import (
     with_model,
 )
 from loadtest.figures import FIGURE_COLUMNS, figure_row, print_table, summarize
+from loadtest.points import emit, positive_int
 from loadtest.prompts import prompt_maker_for
 from loadtest.target import Target, add_target_arguments, target_of
 

@@ -11,15 +11,15 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import aiohttp
 import orjson
 
 from loadtest.closed_loop import PlannedRequest, open_session
+from loadtest.scenarios import Shape
 from loadtest.target import Target
 
-Scenario = Literal["S", "L", "P"]
 CountTokens = Callable[[str], Awaitable[int]]
 
 # Common English words. Nearly all of them are one token in any vocabulary; those that are not are left out.
@@ -65,27 +65,11 @@ work world would write wrong year yellow yes yet you young your
 """.split()  # noqa: SIM905 (a list literal of 700 words is not easier to read)
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """The work of a scenario, in tokens. `shared_tokens` of the prompt are the same in all requests of a run."""
-
-    prompt_tokens: int
-    output_tokens: int
-    shared_tokens: int = 0
-
-
-SHAPES: dict[Scenario, Shape] = {
-    "S": Shape(32, 128),
-    "L": Shape(1024, 64),
-    "P": Shape(1056, 32, shared_tokens=1024),
-}
-
-
-def default_num_requests(scenario: Scenario, concurrency: int) -> int:
-    """P has 32 by definition; a wave of 32 long prompts is already 32,768 tokens, so L stops at one wave there."""
-    if scenario == "P":
-        return 32
-    if scenario == "L" and concurrency >= 32:
+def default_num_requests(shape: Shape, concurrency: int) -> int:
+    """Of the mix itself, else twice the clients; 32 prompts of 1,024 tokens are already much, so one wave suffices."""
+    if shape.requests is not None:
+        return shape.requests
+    if shape.prompt_tokens.high >= 1024 and concurrency >= 32:
         return concurrency
     return max(8, 2 * concurrency)
 
@@ -100,16 +84,22 @@ class PromptMaker:
     def text(self, rng: random.Random, num_tokens: int) -> str:
         return "".join(" " + word for word in rng.choices(self.words, k=num_tokens))
 
-    def plan(self, scenario: Scenario, num_requests: int, seed: str) -> list[PlannedRequest]:
+    def plan(self, shape: Shape, num_requests: int, seed: str) -> list[PlannedRequest]:
         """The requests of one run; another seed gives other prompts, also another shared prefix."""
-        shape = SHAPES[scenario]
-        rng = random.Random(f"{scenario}-{seed}")
+        rng = random.Random(seed)
         prefix = self.text(rng, shape.shared_tokens)
-        own_tokens = shape.prompt_tokens - shape.shared_tokens
-        return [
-            PlannedRequest(prefix + self.text(rng, own_tokens), shape.output_tokens)
-            for _ in range(num_requests)
-        ]
+        return [self._request(shape, prefix, rng) for _ in range(num_requests)]
+
+    def _request(self, shape: Shape, prefix: str, rng: random.Random) -> PlannedRequest:
+        num_tokens = shape.prompt_tokens.draw(rng)
+        if shape.copied_tokens:
+            passage = self.text(rng, shape.copied_tokens)
+            copy = "".join(
+                " " + word for word in passage.split()[: num_tokens - shape.copied_tokens]
+            )
+            return PlannedRequest(passage + copy, shape.output_tokens.draw(rng))
+        own = self.text(rng, num_tokens - shape.shared_tokens)
+        return PlannedRequest(prefix + own, shape.output_tokens.draw(rng))
 
     def plan_warm_up(self, num_requests: int, seed: str) -> list[PlannedRequest]:
         """Short requests that share nothing with the measured ones."""

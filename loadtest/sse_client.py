@@ -104,7 +104,8 @@ class SseParser:
 class RequestRecord:
     """What one streamed request did. Times are seconds on one monotonic clock of the client.
 
-    `error` is None for a success. `usage` is the last usage object the server sent.
+    `error` is None for a success. `usage` is the last usage object the server sent. `late_s`: how long after the moment
+    it was due the client sent it (open loop; `sent_s` is then the moment it was due).
     """
 
     sent_s: float
@@ -117,6 +118,7 @@ class RequestRecord:
     finish_reasons: list[str] = field(default_factory=list)
     has_end_mark: bool = False
     error: str | None = None
+    late_s: float = 0.0
 
     def take(self, event: SseEvent, now_s: float) -> bool:
         """Takes one event that arrived at `now_s`. Returns False when nothing more is to be read."""

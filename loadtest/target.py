@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import orjson
@@ -27,6 +27,10 @@ class Target:
     api_key: str | None = None
     ignores_eos: bool = True
     extra: dict[str, Any] = field(default_factory=dict)
+
+    def at(self, url: str) -> Target:
+        """The same dialect at another address."""
+        return replace(self, url=url)
 
     @property
     def path(self) -> str:

@@ -20,12 +20,12 @@ from loadtest.__main__ import build_parser
 from loadtest.figures import percentile, print_table
 from loadtest.ladder import output_lengths, plan, ratios_of, rungs_of
 from loadtest.prompts import (
-    SHAPES,
     PromptMaker,
     default_num_requests,
     one_token_words,
     prompt_maker_for,
 )
+from loadtest.scenarios import load_scenarios
 from loadtest.server_process import running_server
 from loadtest.target import Target
 
@@ -226,16 +226,19 @@ def test_words_are_halved_until_only_single_tokens_remain() -> None:
 
 def test_prompts_are_unique_and_of_the_scenarios_length() -> None:
     maker = PromptMaker(tuple("abcdefgh"), "words")
-    for scenario, shape in SHAPES.items():
-        prompts = [planned.prompt for planned in maker.plan(scenario, 8, "0")]
-        assert {len(prompt.split()) for prompt in prompts} == {shape.prompt_tokens}
+    shapes = load_scenarios()
+    for scenario in ("S", "L", "P"):
+        shape = shapes[scenario]
+        prompts = [planned.prompt for planned in maker.plan(shape, 8, "0")]
+        assert {len(prompt.split()) for prompt in prompts} == {shape.prompt_tokens.low}
         assert len(set(prompts)) == 8
         assert len({" ".join(p.split()[: shape.shared_tokens]) for p in prompts}) == 1
-    assert maker.plan("P", 1, "0") != maker.plan("P", 1, "1")
+    assert maker.plan(shapes["P"], 1, "0") != maker.plan(shapes["P"], 1, "1")
 
 
 def test_scenarios_send_as_many_requests_as_the_rivals_figures_used() -> None:
-    counts = {s: [default_num_requests(s, c) for c in (1, 8, 32)] for s in SHAPES}
+    shapes = load_scenarios()
+    counts = {s: [default_num_requests(shapes[s], c) for c in (1, 8, 32)] for s in "SLP"}
     assert counts == {"S": [8, 16, 64], "L": [8, 16, 32], "P": [32, 32, 32]}
 
 
