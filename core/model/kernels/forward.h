@@ -59,7 +59,7 @@ static void rope_team(const Model *m, const Layer *layer, const Step *s, char *q
 
 static void forward(const Model *m, const Step *s, const Scratch *b) {
     int64_t n = s->num_tokens, hidden = m->hidden;
-    Plan plan = make_plan(&m->layers[0].attention, s, num_threads());
+    Plan plan = make_plan(&m->layers[0].attention, s, num_threads(), m->num_layers);
 #pragma omp parallel
     {
 #pragma omp for schedule(static)
@@ -70,7 +70,7 @@ static void forward(const Model *m, const Step *s, const Scratch *b) {
             norm_team(m, layer->input_norm, b->residual, n, 0, b->hidden);
             linear_team(&layer->qkv, b->hidden, n, m->dtype, STORE, b->qkv);
             rope_team(m, layer, s, b->qkv);
-            attend_team(&layer->attention, s, &plan, b->qkv, layer->qkv.outputs, b->mixed);
+            attend_team(&layer->attention, s, &plan, i, b->qkv, layer->qkv.outputs, b->mixed);
             linear_team(&layer->output, b->mixed, n, m->dtype, ADD, b->residual);
             norm_team(m, layer->post_norm, b->residual, n, 0, b->hidden);
             linear_team(&layer->gate_up, b->hidden, n, m->dtype, GATE, b->inner);

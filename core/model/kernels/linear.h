@@ -1,16 +1,18 @@
 /* Linear layers over weights packed in blocks of COLUMNS outputs. Every output is one sum in order of the inputs, whatever
    the number of rows and threads: the same bits alone and in a batch. The weights of a block are read once from memory and
    serve all rows; what happens to a finished block of outputs (stored, added to the residual, gated) is the caller's word. */
-enum { VECTORS = COLUMNS / VL, MAX_ROWS = VL == 16 ? 12 : VL == 8 ? 3 : 2, ROW_CHUNK = 96 };
+enum { VECTORS = COLUMNS / VL, MAX_ROWS = VL == 16 ? 12 : VL == 8 ? 3 : 2, ROW_CHUNK = 96, AHEAD = 4096 };
 enum { STORE, ADD, GATE, LOGITS };
 
-INLINE void product(const int rows, const char *w, const char *x, int64_t x_stride, int64_t inputs, float *out, const int dtype) {
+/* One block for `rows` rows of x, while the weights `ahead` bytes further on are fetched, a line or two each time. */
+INLINE void product(const int rows, const char *w, const char *x, int64_t x_stride, int64_t inputs, const char *ahead, int64_t pace,
+                    float *out, const int dtype) {
     vf acc[MAX_ROWS][VECTORS] = {0};
-    for (int64_t k = 0; k < (dtype == BF16 ? inputs / 2 : inputs); k++, w += COLUMNS * 4, x += 4) {
+    for (int64_t k = 0; k < (dtype == BF16 ? inputs / 2 : inputs); k++, w += COLUMNS * 4, x += 4, ahead += pace) {
         vu weights[VECTORS];
         UNROLL for (int v = 0; v < VECTORS; v++) weights[v] = uload(w + v * VL * 4);
-        __builtin_prefetch(w + 4096);
-        __builtin_prefetch(w + 4096 + 64);
+        FETCH(ahead);
+        if (pace > 64) FETCH(ahead + 64);
         UNROLL for (int r = 0; r < rows; r++) {
             uint32_t pair;
             memcpy(&pair, x + r * x_stride, 4);
@@ -35,10 +37,11 @@ INLINE void product(const int rows, const char *w, const char *x, int64_t x_stri
     UNROLL for (int r = 0; r < rows; r++) UNROLL for (int v = 0; v < VECTORS; v++) vstore(out + r * COLUMNS + v * VL, acc[r][v]);
 }
 
+#define SIGNATURE const char *w, const char *x, int64_t stride, int64_t inputs, const char *ahead, int64_t pace, float *out
 #define PRODUCT(n) \
-    static __attribute__((noinline)) void product_bf16_##n(const char *w, const char *x, int64_t stride, int64_t inputs, float *out) { product(n, w, x, stride, inputs, out, BF16); } \
-    static __attribute__((noinline)) void product_f32_##n(const char *w, const char *x, int64_t stride, int64_t inputs, float *out) { product(n, w, x, stride, inputs, out, F32); }
-typedef void (*Product)(const char *, const char *, int64_t, int64_t, float *);
+    static __attribute__((noinline)) void product_bf16_##n(SIGNATURE) { product(n, w, x, stride, inputs, ahead, pace, out, BF16); } \
+    static __attribute__((noinline)) void product_f32_##n(SIGNATURE) { product(n, w, x, stride, inputs, ahead, pace, out, F32); }
+typedef void (*Product)(SIGNATURE);
 PRODUCT(1) PRODUCT(2)
 #if defined(__AVX512F__)
 PRODUCT(3) PRODUCT(4) PRODUCT(5) PRODUCT(6) PRODUCT(7) PRODUCT(8) PRODUCT(9) PRODUCT(10) PRODUCT(11) PRODUCT(12)
@@ -80,11 +83,13 @@ static void linear_team(const Linear *l, const void *x, int64_t rows, int dtype,
 #pragma omp for schedule(static)
     for (int64_t item = 0; item < blocks * chunks; item++) {
         int64_t block = item / chunks, first = item % chunks * ROW_CHUNK, last = min64(first + ROW_CHUNK, rows), n;
-        const char *w = (const char *)l->weight + block * COLUMNS * x_stride;
-        for (int64_t row = first; row < last; row += n) {
+        const char *w = (const char *)l->weight + block * COLUMNS * x_stride, *next = w + COLUMNS * x_stride, *ahead = w + AHEAD;
+        int64_t pace = last - first > MAX_ROWS ? 64 : 128; /* all of it in one pass, or half of the next block in each of two */
+        if (pace == 64) ahead = next;
+        for (int64_t row = first; row < last; row += n, ahead += COLUMNS * x_stride / 2) {
             n = ceil_div(last - row, ceil_div(last - row, MAX_ROWS)); /* 32 rows as 11, 11, 10 */
             float y[MAX_ROWS * COLUMNS];
-            products[dtype][n - 1](w, (const char *)x + row * x_stride, x_stride, l->inputs, y);
+            products[dtype][n - 1](w, (const char *)x + row * x_stride, x_stride, l->inputs, ahead, pace, y);
             for (int64_t r = 0; r < n; r++)
                 finish_row(y + r * COLUMNS, l->bias, block * COLUMNS, min64(COLUMNS, l->outputs - block * COLUMNS), kind, out, row + r, l->outputs, dtype);
         }

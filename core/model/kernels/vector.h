@@ -19,6 +19,7 @@ typedef int32_t vi __attribute__((vector_size(VL * 4)));
 typedef uint16_t u16;
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 32")
+#define FETCH(p) __builtin_prefetch(p, 0, 2) /* into the second-level cache, which waits for more lines at once than the first */
 
 INLINE float up(u16 x) { uint32_t u = (uint32_t)x << 16; float f; memcpy(&f, &u, 4); return f; }
 
