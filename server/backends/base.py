@@ -1,4 +1,4 @@
-"""The small protocol that every backend speaks: native today, vLLM next. Routes know nothing else of an engine.
+"""The small protocol that every backend speaks: native and vLLM. Routes know nothing else of an engine.
 
 All of it lives on the event loop. A backend never blocks the loop and never raises anything but `NoriaError`.
 """
@@ -123,8 +123,12 @@ class Backend(Protocol):
     async def loaded(self) -> None:
         """Waits until the model is loaded. Raises the `NoriaError` that says why it cannot be."""
 
+    def start_lines(self) -> tuple[str, ...]:
+        """What the start log tells of the model, its memory and its kernels. Only after `loaded`."""
+
     async def stop(self, timeout_s: float) -> None:
-        """Drains for up to `timeout_s`, then fails what is left with `shutdown`, and joins every thread."""
+        """Drains for up to `timeout_s`, then fails what is left with `shutdown`, and joins every thread and process of
+        the engine."""
 
     def begin_drain(self) -> None:
         """From now on `submit` raises `Draining`. Idempotent."""

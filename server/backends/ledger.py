@@ -1,22 +1,24 @@
 """`Ledger`: all sequences that have not ended, the bound on them, and what metrics and records learn of each output.
 
-Lives on the event loop. Knows no threads; `native.py` brings it the outputs and takes the ids that must be aborted.
+Lives on the event loop. Knows no threads and no engine; a backend brings it the outputs and takes the ids that must be
+aborted.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+import uuid
 from collections import deque
 from collections.abc import Callable
 
 from core.config import EngineConfig
-from core.errors import QueueFull
+from core.errors import Draining, EngineDead, ModelLoading, NoriaError, QueueFull
 from core.outputs import FinishReason, OutputError, StepOutput, StepStats
 from core.sequence import Sequence
-from server.backends.base import GenerationRequest, RequestRecord
-from server.backends.native_stream import (
-    NativeStream,
+from server.backends.base import BackendStatus, GenerationRequest, RequestRecord
+from server.backends.queue_stream import (
+    QueueStream,
     Ticket,
     complete_record,
     complete_record_of_aborted,
@@ -24,6 +26,7 @@ from server.backends.native_stream import (
 from server.logs import StatsReporter
 from server.metrics import Metrics
 
+LOADING = "The model is loading."
 MAX_RETRY_AFTER_S = 60.0
 _RATE_WINDOW = 64
 _log = logging.getLogger("noria.backend")
@@ -44,6 +47,23 @@ class Ledger:
     def __len__(self) -> int:
         """Sequences that have not ended."""
         return len(self._tickets)
+
+    def refuse_if_closed(self, status: BackendStatus, num_sequences: int) -> None:
+        """Raises `ModelLoading`, `Draining` or `EngineDead` unless the backend takes work."""
+        error: NoriaError
+        match status.phase:
+            case "loading":
+                error = ModelLoading(LOADING, retry_after_s=2)
+            case "draining":
+                error = Draining("The server is shutting down.", retry_after_s=5)
+            case "dead":
+                error = EngineDead("The engine has stopped and cannot answer.")
+            case "ready":
+                if not status.is_step_stale:
+                    return
+                error = EngineDead("The engine does not answer.")
+        self._metrics.observe_rejection(error.code or "engine_dead", num_sequences)
+        raise error
 
     def refuse_if_full(self, requests: list[GenerationRequest]) -> None:
         """All or nothing, so that no orphan of a list runs for nobody (B081, B126)."""
@@ -78,11 +98,11 @@ class Ledger:
         self,
         sequences: list[Sequence],
         record: RequestRecord,
-        on_close: Callable[[NativeStream, str], None],
-    ) -> NativeStream:
+        on_close: Callable[[QueueStream, str], None],
+    ) -> QueueStream:
         """Tickets and a stream for the sequences of one HTTP request."""
         ids = tuple(sequence.sequence_id for sequence in sequences)
-        stream = NativeStream(ids, record, on_close)
+        stream = QueueStream(ids, record, on_close)
         for index, sequence in enumerate(sequences):
             ticket = Ticket(stream, index, sequence.num_prompt_tokens, sequence.params.max_tokens)
             self._tickets[sequence.sequence_id] = ticket
@@ -94,7 +114,7 @@ class Ledger:
         self._reporter.wake()
         return stream
 
-    def close(self, stream: NativeStream, cause: str) -> list[str]:
+    def close(self, stream: QueueStream, cause: str) -> list[str]:
         """A handler is done with its stream. Returns the sequences to abort."""
         unfinished = [i for i in stream.sequence_ids if i in self._tickets]
         for sequence_id in unfinished:
@@ -104,7 +124,13 @@ class Ledger:
         return unfinished
 
     def receive(self, outputs: list[StepOutput], stats: StepStats, delivered_s: float) -> None:
-        """Every output into the queue of its request. An error in counting one touches no stream."""
+        """The outputs of one step, and what the step did."""
+        num_new_tokens = self.take(outputs, delivered_s)
+        self.observe_step(stats, num_new_tokens, delivered_s)
+
+    def take(self, outputs: list[StepOutput], delivered_s: float) -> int:
+        """Every output into the queue of its request. An error in counting one touches no stream. Returns the number
+        of new tokens."""
         num_new_tokens = 0
         for output in outputs:
             ticket = self._tickets.get(output.sequence_id)
@@ -118,6 +144,9 @@ class Ledger:
             except Exception:
                 self._log_once()
             ticket.stream.put(ticket.index, output)
+        return num_new_tokens
+
+    def observe_step(self, stats: StepStats, num_new_tokens: int, delivered_s: float) -> None:
         self._metrics.observe_step(stats, num_new_tokens, delivered_s)
         self._reporter.observe_step(stats, num_new_tokens)
 
@@ -187,3 +216,16 @@ class Ledger:
         self._metrics.observe_end(reason.value, cause, num_tokens, since_s, output.timings)
         if stream.num_running == 0:
             self._metrics.observe_longest_choice(stream.longest_choice)
+
+
+def to_sequence(request: GenerationRequest, label: str) -> Sequence:
+    """What an engine computes. `label` is the client's request id, for logs only."""
+    return Sequence(
+        sequence_id=str(uuid.uuid4()),  # always ours: clients repeat theirs (B082)
+        token_ids=list(request.token_ids),  # the output is appended to it
+        params=request.params,
+        seed=request.seed,
+        choice_index=request.choice_index,
+        label=label[:128],
+        queued_s=time.monotonic(),
+    )

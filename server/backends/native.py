@@ -10,20 +10,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-import uuid
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from core.config import EngineConfig
 from core.engine import Engine
-from core.errors import Draining, EngineDead, ModelLoading, NoriaError
+from core.errors import EngineDead, ModelLoading
 from core.outputs import OutputError, StepOutput, StepStats
-from core.sequence import Sequence
 from core.step_loop import Phase, Report, StepLoop
 from server.backends.base import BackendStatus, GenerationRequest, RequestRecord, ServedModel
-from server.backends.ledger import Ledger
-from server.backends.native_stream import NativeStream
+from server.backends.ledger import LOADING, Ledger, to_sequence
+from server.backends.queue_stream import QueueStream
 from server.logs import StatsReporter, event
 from server.metrics import Metrics
 
@@ -71,7 +69,7 @@ class NativeBackend:
         self._ledger = Ledger(config, metrics, self._reporter)
         self._things: LoadedThings | None = None
         self._phase: Phase = "loading"
-        self._message = "The model is loading."
+        self._message = LOADING
         self._progress: float | None = None
         self._is_draining = False
         self._is_stuck = False
@@ -98,6 +96,9 @@ class NativeBackend:
         """What was loaded, for the start log. Only after `loaded`."""
         assert self._things is not None
         return self._things
+
+    def start_lines(self) -> tuple[str, ...]:
+        return self.things.lines
 
     def begin_drain(self) -> None:
         self._is_draining = True
@@ -172,7 +173,7 @@ class NativeBackend:
         if self._things is None or self._phase == "loading":
             if self._phase == "dead":
                 raise EngineDead(self._message)
-            raise ModelLoading("The model is loading.", retry_after_s=2)
+            raise ModelLoading(LOADING, retry_after_s=2)
         return self._things.model
 
     def submit(
@@ -182,37 +183,21 @@ class NativeBackend:
         request_id: str,
         route: str,
         record: RequestRecord | None = None,
-    ) -> NativeStream:
+    ) -> QueueStream:
         record = record or RequestRecord(request_id=request_id, route=route)
-        self._refuse_if_closed(len(requests))
+        self._ledger.refuse_if_closed(self.status(), len(requests))
         self._ledger.refuse_if_full(requests)
-        sequences = [_to_sequence(request, request_id) for request in requests]
+        sequences = [to_sequence(request, request_id) for request in requests]
         stream = self._ledger.open(sequences, record, self._close)
         self._arm_watchdog()
         if sequences:
             self._step_loop.add(sequences)
         return stream
 
-    def _close(self, stream: NativeStream, cause: str) -> None:
+    def _close(self, stream: QueueStream, cause: str) -> None:
         unfinished = self._ledger.close(stream, cause)
         if unfinished:
             self._step_loop.abort(unfinished)
-
-    def _refuse_if_closed(self, num_sequences: int) -> None:
-        error: NoriaError
-        match self._current_phase():
-            case "loading":
-                error = ModelLoading("The model is loading.", retry_after_s=2)
-            case "draining":
-                error = Draining("The server is shutting down.", retry_after_s=5)
-            case "dead":
-                error = EngineDead("The engine has stopped and cannot answer.")
-            case "ready":
-                if not self.status().is_step_stale:
-                    return
-                error = EngineDead("The engine does not answer.")
-        self._metrics.observe_rejection(error.code or "engine_dead", num_sequences)
-        raise error
 
     # --- the hand-over ---
 
@@ -268,15 +253,3 @@ class NativeBackend:
                 "no step has ended for %.0f s although there is work", status.heartbeat_age_s
             )
         self._arm_watchdog()
-
-
-def _to_sequence(request: GenerationRequest, label: str) -> Sequence:
-    return Sequence(
-        sequence_id=str(uuid.uuid4()),  # always ours: clients repeat theirs (B082)
-        token_ids=list(request.token_ids),  # the engine appends to it
-        params=request.params,
-        seed=request.seed,
-        choice_index=request.choice_index,
-        label=label[:128],
-        queued_s=time.monotonic(),
-    )

@@ -125,9 +125,9 @@ async def test_nothing_stays_after_many_requests(start_server, generation_reques
         await asyncio.gather(*(one(number) for number in range(start, start + 50)))
     await server.idle()
     gc.collect()
-    from server.backends.native_stream import NativeStream, Ticket
+    from server.backends.queue_stream import QueueStream, Ticket
 
-    alive = [thing for thing in gc.get_objects() if isinstance(thing, NativeStream | Ticket)]
+    alive = [thing for thing in gc.get_objects() if isinstance(thing, QueueStream | Ticket)]
     assert alive == []
     samples = await server.scrape()
     reasons = ("stop", "length", "abort", "error")

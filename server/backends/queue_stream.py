@@ -1,6 +1,6 @@
-"""`NativeStream`, one HTTP request's outputs in a queue of its own, and `Ticket`, what is known of each sequence.
+"""`QueueStream`, one HTTP request's outputs in a queue of its own, and `Ticket`, what is known of each sequence.
 
-Both live on the event loop. Made and fed by `native.py`; routes see only `RequestStream` of `base.py`.
+Both live on the event loop. Made and fed by `ledger.py`; routes see only `RequestStream` of `base.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from core.outputs import FinishReason, StepOutput
 from server.backends.base import RequestRecord
 
 
-class NativeStream:
+class QueueStream:
     """Implements `RequestStream`. The queue is bounded by what the sequences may generate; `pending_text_bytes` tells
     a handler how far its reader is behind."""
 
@@ -21,7 +21,7 @@ class NativeStream:
         self,
         sequence_ids: tuple[str, ...],
         record: RequestRecord,
-        on_close: Callable[[NativeStream, str], None],
+        on_close: Callable[[QueueStream, str], None],
     ) -> None:
         self.sequence_ids = sequence_ids
         self.longest_choice = 0  # tokens
@@ -66,13 +66,13 @@ class NativeStream:
 
 @dataclass(slots=True)
 class Ticket:
-    """One sequence from the moment it is queued until its final output came back from the step thread.
+    """One sequence from the moment it is queued until its final output came back from the engine.
 
     It outlives a closed stream: the engine still holds the sequence, so it still counts against the bound.
     `failure_cause` is the metric label of a stream that was closed early.
     """
 
-    stream: NativeStream
+    stream: QueueStream
     index: int
     num_prompt_tokens: int
     max_tokens: int
