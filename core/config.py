@@ -32,7 +32,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Scheduling and the step loop."""
 
-    backend: Literal["native"] = "native"
+    backend: Literal["native", "vllm"] = "native"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     kernels: Literal["auto", "c", "torch"] = "auto"
     threads: int | Literal["auto"] = "auto"

@@ -21,9 +21,15 @@ ENVIRONMENT_PREFIX = "NORIA__"
 
 
 class VllmConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The engine behind `/generate_vllm`."""
+    """The vLLM engine: behind `/generate_vllm` (`enabled`), or behind everything (`engine.backend: vllm`).
+
+    `model` None means `model.name`. `engine_args` go to vLLM's `AsyncEngineArgs` as they are and win over what Noria
+    derives from its own settings.
+    """
 
     enabled: bool = False
+    model: str | None = None
+    engine_args: dict[str, Any] = {}  # noqa: RUF012 - msgspec copies it
 
 
 class HttpConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

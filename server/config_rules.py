@@ -92,6 +92,18 @@ def _is_block_size(value: object) -> bool:
     return type(value) is int and 1 <= value <= 256 and value & (value - 1) == 0
 
 
+# What Noria itself says to vLLM, and where that is set: the model (vllm.model), its public name.
+NORIAS_OWN_ARGS = frozenset({"model", "served_model_name", "tokenizer"})
+
+
+def _are_engine_args(value: object) -> bool:
+    return (
+        isinstance(value, dict)
+        and all(isinstance(name, str) and name.isidentifier() for name in value)
+        and not NORIAS_OWN_ARGS & value.keys()
+    )
+
+
 SECONDS = number(0)
 RULES: dict[str, Rule] = {
     "model.name": text(),
@@ -101,7 +113,7 @@ RULES: dict[str, Rule] = {
     "model.chat_template": text().or_word(None),
     "model.generation_defaults": switch(),
     "model.cache_dir": text(),
-    "engine.backend": one_of("native"),
+    "engine.backend": one_of("native", "vllm"),
     "engine.device": one_of("auto", "cpu", "cuda"),
     "engine.kernels": one_of("auto", "c", "torch"),
     "engine.threads": whole(1, 1024).or_word("auto"),
@@ -118,6 +130,13 @@ RULES: dict[str, Rule] = {
     "kv_cache.memory_fraction": number(0, 1, is_low_open=True).or_word("auto"),
     "kv_cache.max_memory_mib": whole(1).or_word("auto"),
     "vllm.enabled": switch(),
+    "vllm.model": text().or_word(None),
+    "vllm.engine_args": Rule(
+        _are_engine_args,
+        "a mapping of vLLM's engine arguments without "
+        + ", ".join(sorted(NORIAS_OWN_ARGS))
+        + ", such as {tensor_parallel_size: 2}",
+    ),
     "server.host": text(),
     "server.port": whole(0, 65535),
     "server.api_keys": Rule(
