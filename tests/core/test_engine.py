@@ -373,7 +373,7 @@ def test_nothing_stays_behind_after_five_hundred_requests() -> None:
     stats = engine.stats()
     assert (stats.num_running, stats.num_waiting, stats.num_blocks_used) == (0, 0, 0)
     gc.collect()
-    assert not [o for o in gc.get_objects() if isinstance(o, Sequence)]
+    assert not [o for o in gc.get_objects() if type(o) is Sequence]
 
 
 def test_a_long_request_is_not_overtaken_by_later_short_ones() -> None:
