@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Callable
 
@@ -40,8 +41,13 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _leave(number: int, frame: object) -> None:
+    raise SystemExit(128 + number)
+
+
 def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
+    signal.signal(signal.SIGTERM, _leave)  # so that a server started here is ended as well
     exit_code: int = args.run(args)
     return exit_code
 
