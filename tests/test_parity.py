@@ -194,7 +194,8 @@ def test_the_whole_matrix_equals_the_library(
     prompts = make_prompts(lengths, vocabulary)
     tally = Tally(reference, vocabulary)
     for case in EVERY_CASE:
-        engine = check_case(folder, case, prompts, 16, tally)
+        chosen = prompts[::4] if case.is_alone else prompts
+        engine = check_case(folder, case, chosen, 40, tally)
         if case.num_blocks == 40 and not case.is_alone:
             assert engine.stats().total_preemptions > 0, str(case)
     tally.check()
