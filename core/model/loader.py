@@ -135,11 +135,8 @@ def load_model(
         planned = prepare(model, engine, kv_cache, report)
     description, device, dtype = planned.description, planned.device, planned.dtype
     with watch.phase("tokenizer"):
-        tokenizer = load_tokenizer(
-            planned.files.folder,
-            eos_token_ids=description.eos_token_ids,
-            template_file=model.chat_template,
-        )
+        folder, ends = planned.files.folder, description.eos_token_ids
+        tokenizer = load_tokenizer(folder, eos_token_ids=ends, template_file=model.chat_template)
     shape = replace(
         planned.shape,
         vocab_size=min(tokenizer.vocab_size, description.num_embedding_rows),
