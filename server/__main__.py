@@ -18,7 +18,8 @@ from typing import Any
 
 from core import __version__
 from core.errors import ConfigError, NoriaError
-from server.backends.native import NativeBackend
+from server.backends import make_backend, make_beside
+from server.backends.base import Backend
 from server.config import Override, ServerConfig, describe, load_config
 from server.logs import configure_logging, log_start
 from server.metrics import Metrics
@@ -90,29 +91,31 @@ def _overrides(options: argparse.Namespace) -> list[str | Override]:
 
 def run(config: ServerConfig, started_s: float) -> int:
     """Serves the configured model; returns the exit code."""
-    from server.backends.loading import make_load
-
     metrics = Metrics(config.model.name, __version__)
-    backend = NativeBackend(config.engine, make_load(config), metrics, config.log.stats_interval_s)
-    return run_backend(config, backend, metrics, started_s)
+    backend = make_backend(config, metrics)
+    return run_backend(config, backend, metrics, started_s, make_beside(config, metrics))
 
 
 def run_backend(
-    config: ServerConfig, backend: NativeBackend, metrics: Metrics, started_s: float
+    config: ServerConfig,
+    backend: Backend,
+    metrics: Metrics,
+    started_s: float,
+    beside: Backend | None = None,
 ) -> int:
     """Serves any backend on a fresh event loop; returns the exit code."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
 
     def on_ready(url: str) -> None:
-        log_start(config, backend.things.lines, metrics.startup_s, url)
+        log_start(config, backend.start_lines(), metrics.startup_s, url)
         print(ready_line(url, config, time.monotonic() - started_s), flush=True)
 
-    serving = serve(config, backend, metrics, started_s=started_s, on_ready=on_ready)
+    serving = serve(config, backend, metrics, started_s=started_s, on_ready=on_ready, beside=beside)
     try:
         _run_on_loop(serving)
     except ConfigError:
         raise
-    except NoriaError:  # the step loop has logged the sentence that says why
+    except NoriaError:  # the backend has logged the sentence that says why
         return 1
     return 0
 

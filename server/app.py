@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import html
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +13,7 @@ from server import middlewares
 from server.api_keys import load_keys
 from server.backends.base import Backend
 from server.config import ServerConfig
-from server.keys import BACKEND, CONFIG, EXECUTOR, METRICS
+from server.keys import BACKEND, CONFIG, EXECUTOR, METRICS, VLLM
 from server.metrics import Metrics
 from server.routes import chat, completions, health, models, native, tokenize
 
@@ -22,8 +23,12 @@ ROUTE_MODULES = (health, native, completions, chat, models, tokenize)
 EXECUTOR_THREADS = 2
 
 
-def create_app(config: ServerConfig, backend: Backend, metrics: Metrics) -> web.Application:
+def create_app(
+    config: ServerConfig, backend: Backend, metrics: Metrics, beside: Backend | None = None
+) -> web.Application:
     """The application around a backend. Raises `ConfigError` if the API keys cannot be read.
+
+    `beside` is a vLLM engine for `/generate_vllm` alone.
 
     The backend starts with the application and returns at once; when the application shuts down, what still runs ends
     with an error event (whoever wants to drain does so before).
@@ -38,6 +43,7 @@ def create_app(config: ServerConfig, backend: Backend, metrics: Metrics) -> web.
         client_max_size=config.server.max_body_bytes,
     )
     app[CONFIG], app[BACKEND], app[METRICS] = config, backend, metrics
+    app[VLLM] = backend if backend.name == "vllm" else beside
     app.on_response_prepare.append(middlewares.decorate)
     app.cleanup_ctx.extend((_executor, _backend))
     app.on_shutdown.append(_fail_the_rest)
@@ -54,15 +60,21 @@ async def _executor(app: web.Application) -> AsyncIterator[None]:
     executor.shutdown(wait=False, cancel_futures=True)
 
 
+def _backends(app: web.Application) -> list[Backend]:
+    beside = app[VLLM]
+    return [app[BACKEND]] if beside is None or beside is app[BACKEND] else [app[BACKEND], beside]
+
+
 async def _backend(app: web.Application) -> AsyncIterator[None]:
-    await app[BACKEND].start()
+    for backend in _backends(app):
+        await backend.start()
     yield
-    await app[BACKEND].stop(0)
+    await _fail_the_rest(app)
 
 
 async def _fail_the_rest(app: web.Application) -> None:
     """Before aiohttp waits for handlers: streams get their error event instead of a cut connection."""
-    await app[BACKEND].stop(0)
+    await asyncio.gather(*(backend.stop(0) for backend in _backends(app)))
 
 
 async def _index(request: web.Request) -> web.Response:

@@ -29,7 +29,7 @@ class VllmConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     enabled: bool = False
     model: str | None = None
-    engine_args: dict[str, Any] = {}  # noqa: RUF012 - msgspec copies it
+    engine_args: dict[str, Any] = {}
 
 
 class HttpConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 CONFIG: web.AppKey[ServerConfig] = web.AppKey("config", ServerConfig)
 BACKEND: web.AppKey[Backend] = web.AppKey("backend")
+VLLM: web.AppKey[Backend | None] = web.AppKey("vllm")  # behind /generate_vllm, if there is one
 EXECUTOR: web.AppKey[ThreadPoolExecutor] = web.AppKey("executor", ThreadPoolExecutor)
 METRICS: web.AppKey[Metrics] = web.AppKey("metrics")
 

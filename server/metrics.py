@@ -80,10 +80,12 @@ def _never_raises(function: Callable[_P, None]) -> Callable[_P, None]:
 class Metrics:
     """All counters and histograms of one process, and the collector that shows them.
 
-    `watch(backend)` gives it the state that gauges are read from; before that gauges are absent.
+    `watch(backend)` gives it the state that gauges are read from; before that gauges are absent. `engine` is a label.
     """
 
-    def __init__(self, model_name: str, version: str = "") -> None:
+    def __init__(self, model_name: str, version: str = "", engine: str = "0") -> None:
+        self.engine = engine
+        self._beside: list[Metrics] = []
         self.model_name = model_name
         self.version = version
         self.registry = CollectorRegistry(auto_describe=False)
@@ -127,6 +129,12 @@ class Metrics:
             max_context = self._model.max_model_len if self._model else 131072
             children[labels] = Histogram(bounds_of(buckets, max_context))
         return children[labels]
+
+    def beside(self, engine: str) -> Metrics:
+        """Metrics of another engine in this process, shown in the same families under its own label."""
+        other = Metrics(self.model_name, self.version, engine)
+        self._beside.append(other)
+        return other
 
     def watch(self, backend: Backend) -> None:
         self._backend = backend
@@ -270,7 +278,16 @@ class Metrics:
 
     def collect(self) -> Iterator[Metric]:
         """Called by the registry on every scrape."""
-        base = {"model_name": self.model_name, "engine": "0"}
+        families = {family.name: family for family in self._families()}
+        for other in self._beside:
+            for family in other._families():
+                known = families.setdefault(family.name, family)
+                if known is not family:
+                    known.samples.extend(family.samples)
+        yield from families.values()
+
+    def _families(self) -> Iterator[Metric]:
+        base = {"model_name": self.model_name, "engine": self.engine}
         for table, common in ((COUNTERS, base), (HTTP_COUNTERS, {})):
             for name, (text, labels) in table.items():
                 yield counter_family(name, text, common, labels, self._counters[name])

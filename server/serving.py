@@ -14,6 +14,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable
+from typing import Any
 
 from aiohttp import web
 
@@ -37,13 +38,15 @@ async def serve(
     *,
     started_s: float,
     on_ready: Callable[[str], None] = lambda url: None,
+    beside: Backend | None = None,
 ) -> None:
-    """Serves until SIGTERM or SIGINT. `on_ready` gets the base URL once the model is loaded.
+    """Serves until SIGTERM or SIGINT. `on_ready` gets the base URL once the model is loaded. `beside` is a vLLM engine
+    for `/generate_vllm` alone; nobody waits until it is loaded.
 
     Raises `ConfigError` where it cannot listen, and what `Backend.loaded` raises. `started_s` (monotonic) is when the
     process began.
     """
-    app = create_app(config, backend, metrics)
+    app = create_app(config, backend, metrics, beside)
     sockets = open_sockets(config.server)
     runner = web.AppRunner(
         app,
@@ -69,7 +72,8 @@ async def serve(
         else:
             loaded.cancel()
         name = await first
-        await _drain(backend, config.server.shutdown_timeout_s, name, signals)
+        backends = [backend] if beside is None else [backend, beside]
+        await _drain(backends, config.server.shutdown_timeout_s, name, signals)
     finally:
         for sock in sockets:
             sock.close()
@@ -78,11 +82,12 @@ async def serve(
 
 
 async def _drain(
-    backend: Backend, timeout_s: float, name: str, signals: asyncio.Queue[str]
+    backends: list[Backend], timeout_s: float, name: str, signals: asyncio.Queue[str]
 ) -> None:
     """Not ready first, new work 503, running requests finish in time; a second signal skips the wait (B132)."""
-    backend.begin_drain()
-    stats = backend.stats()
+    for each in backends:
+        each.begin_drain()
+    stats = backends[0].stats()
     event(
         _log,
         logging.INFO,
@@ -92,15 +97,15 @@ async def _drain(
         waiting=stats.num_waiting,
         timeout_s=timeout_s,
     )
-    stopping = asyncio.ensure_future(backend.stop(timeout_s))
-    second = asyncio.ensure_future(signals.get())
+    stopping: asyncio.Future[Any] = asyncio.gather(*(each.stop(timeout_s) for each in backends))
+    second: asyncio.Future[Any] = asyncio.ensure_future(signals.get())
     await asyncio.wait({stopping, second}, return_when=asyncio.FIRST_COMPLETED)
     if not stopping.done():
         event(_log, logging.WARNING, "drain skipped", signal=second.result())
         stopping.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await stopping
-        await backend.stop(0)
+        await asyncio.gather(*(each.stop(0) for each in backends))
     second.cancel()
 
 

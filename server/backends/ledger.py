@@ -48,6 +48,11 @@ class Ledger:
         """Sequences that have not ended."""
         return len(self._tickets)
 
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Prompt tokens of sequences without a first token."""
+        return sum(t.num_prompt_tokens for t in self._tickets.values() if not t.has_started)
+
     def refuse_if_closed(self, status: BackendStatus, num_sequences: int) -> None:
         """Raises `ModelLoading`, `Draining` or `EngineDead` unless the backend takes work."""
         error: NoriaError
@@ -78,7 +83,7 @@ class Ledger:
             )
         if not config.max_waiting_tokens:
             return
-        waiting = sum(t.num_prompt_tokens for t in self._tickets.values() if not t.has_started)
+        waiting = self.num_waiting_tokens
         asked = sum(len(request.token_ids) for request in requests)
         if waiting and waiting + asked > config.max_waiting_tokens:
             self._metrics.observe_rejection("queue_tokens", len(requests))

@@ -11,7 +11,7 @@ from aiohttp import web
 from core import __version__
 from core.errors import Draining, EngineDead, ModelLoading, NoriaError
 from server.backends.base import BackendStatus
-from server.keys import BACKEND, METRICS, RECORD
+from server.keys import BACKEND, METRICS, RECORD, VLLM
 from server.metrics import CONTENT_TYPE
 from server.protocol.errors import error_headers, error_object
 
@@ -30,7 +30,11 @@ async def ready(request: web.Request) -> web.Response:
     """Model loaded, not draining, and the last step not older than `engine.watchdog_s` while there is work."""
     status = request.app[BACKEND].status()
     if status.phase == "ready" and not status.is_step_stale:
-        return _json({"status": "ready", "message": status.message})
+        told = {"status": "ready", "message": status.message}
+        beside = request.app[VLLM]
+        if beside is not None:  # its readiness is that of /generate_vllm, not of this server
+            told["vllm"] = beside.status().phase
+        return _json(told)
     return _unhealthy(request, status, _why_not_ready(status))
 
 

@@ -9,8 +9,9 @@ import orjson
 from aiohttp import web
 
 from core.errors import InvalidValue, NoriaError, VllmUnavailable
-from server.backends.base import GenerationRequest, ServedModel
-from server.keys import BACKEND, CONFIG, RECORD
+from server.backends import vllm_install
+from server.backends.base import Backend, GenerationRequest, ServedModel
+from server.keys import BACKEND, CONFIG, RECORD, VLLM
 from server.protocol.fields import UnknownFields
 from server.protocol.native import (
     GENERATE_DEFAULTS,
@@ -90,20 +91,30 @@ class NativeRoutes:
     async def generate_vllm(self, request: web.Request) -> web.Response:
         """A bad body is refused first; then it is said what is missing."""
         body = await read_bytes(request)
-        try:
-            model: ServedModel | None = request.app[BACKEND].served_model()
-        except NoriaError:
-            model = None
-        await parse(
+        backend = request.app[VLLM]
+        model, unready = _model_of(backend or request.app[BACKEND])
+        checked = await parse(
             request,
             body,
             lambda value: parse_list(
                 value, model, VLLM_DEFAULTS, self._unknown, max_waiting=_max_waiting(request)
             ),
         )
-        if not request.app[CONFIG].vllm.enabled:
-            raise VllmUnavailable("vllm.enabled is false in the configuration of this server.")
-        raise VllmUnavailable("vLLM is not installed on this server.")
+        if backend is None:
+            is_enabled = request.app[CONFIG].vllm.enabled
+            raise VllmUnavailable(vllm_install.why_unavailable(is_enabled=is_enabled))
+        if model is None:
+            assert unready is not None
+            raise unready
+        texts = await _generate(request, model, checked, backend) if checked.prompts else []
+        return _json({"generated_texts": texts})
+
+
+def _model_of(backend: Backend) -> tuple[ServedModel | None, NoriaError | None]:
+    try:
+        return backend.served_model(), None
+    except NoriaError as error:
+        return None, error
 
 
 def _max_waiting(request: web.Request) -> int:
@@ -119,7 +130,12 @@ async def _resolve(
     return resolve(ids, checked.params, model, names=names)
 
 
-async def _generate(request: web.Request, model: ServedModel, checked: NativeRequest) -> list[str]:
+async def _generate(
+    request: web.Request,
+    model: ServedModel,
+    checked: NativeRequest,
+    backend: Backend | None = None,
+) -> list[str]:
     """The completions of all prompts, in order."""
     requests = await _resolve(request, model, checked)
     pieces: list[list[str]] = [[] for _ in requests]
@@ -128,7 +144,7 @@ async def _generate(request: web.Request, model: ServedModel, checked: NativeReq
         for index, output in outputs:
             pieces[index].append(output.text)
 
-    await collect(request, requests, add)
+    await collect(request, requests, add, backend)
     return ["".join(texts) for texts in pieces]
 
 

@@ -15,7 +15,7 @@ from aiohttp import web
 from core.errors import InternalError, NoriaError
 from core.outputs import FinishReason, StepOutput
 from server import sse
-from server.backends.base import GenerationRequest, RequestStream
+from server.backends.base import Backend, GenerationRequest, RequestStream
 from server.keys import BACKEND, CONFIG, METRICS, RECORD
 from server.protocol.errors import error_of_output
 
@@ -39,13 +39,16 @@ class Renderer(Protocol):
 
 
 async def collect(
-    request: web.Request, requests: list[GenerationRequest], add: Callable[[Outputs], None]
+    request: web.Request,
+    requests: list[GenerationRequest],
+    add: Callable[[Outputs], None],
+    backend: Backend | None = None,
 ) -> None:
     """Runs requests to their end and gives every output to `add`. Raises `NoriaError` if one fails.
 
     A client that hangs up cancels the handler, and with it whatever still runs.
     """
-    stream = _submit(request, requests)
+    stream = _submit(request, requests, backend)
     try:
         while not stream.is_finished:
             outputs = await stream.get()
@@ -89,9 +92,11 @@ async def answer_stream(
         stream.close(cause)
 
 
-def _submit(request: web.Request, requests: list[GenerationRequest]) -> RequestStream:
+def _submit(
+    request: web.Request, requests: list[GenerationRequest], backend: Backend | None = None
+) -> RequestStream:
     record = request[RECORD]
-    return request.app[BACKEND].submit(
+    return (backend or request.app[BACKEND]).submit(
         requests, request_id=record.request_id, route=record.route, record=record
     )
 

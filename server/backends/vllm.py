@@ -1,0 +1,328 @@
+"""`VllmBackend`: everything behind the routes stays, and vLLM computes instead of our own step loop.
+
+One task per sequence reads vLLM's tokens; text, stop strings and ends are made of them by `core/update.py`, exactly as
+in the native engine. When vLLM's engine process dies, its streams end with an error, readiness turns red, and it is
+started again, at most `MAX_RESTARTS` times in `RESTART_WINDOW_S`.
+
+Lives on the event loop. Knows vLLM only through `VllmEngine`. Made by `server/backends`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+
+from core.config import EngineConfig
+from core.detokenizer import Detokenizer
+from core.errors import EngineDead, ModelLoading, NoriaError
+from core.outputs import FinishReason, OutputError, SampledToken, StepOutput, StepStats
+from core.sequence import Sequence
+from core.step_loop import Phase, Report
+from core.update import advance, final_output
+from server.backends.base import BackendStatus, GenerationRequest, RequestRecord, ServedModel
+from server.backends.blocking import in_thread
+from server.backends.ledger import LOADING, Ledger, to_sequence
+from server.backends.queue_stream import QueueStream
+from server.backends.vllm_engine import Delta, EngineGone, StepCounter, VllmEngine
+from server.backends.vllm_reaper import Reaper
+from server.logs import StatsReporter, event
+from server.metrics import Metrics
+
+MAX_RESTARTS = 3
+RESTART_WINDOW_S = 600.0
+BACK_OFF_S = 1.0  # before the first restart; doubles with each
+STOP_S = 20.0  # for vLLM's processes to end, force included
+
+_EMPTY = StepStats(0, 0, 0, 0, 0, 0)
+_SHUTDOWN = OutputError("draining", "shutdown", "The server is shutting down.")
+_DIED = OutputError("engine_dead", "engine_dead", "The engine has stopped; this request is lost.")
+_BROKEN = OutputError("internal_error", "step", "The engine failed to compute this request.")
+_WAITED = OutputError("queue_timeout", "queue_timeout", "The request waited too long in the queue.")
+_log = logging.getLogger("noria.backend")
+
+
+class VllmBackend:
+    """Implements `Backend`. `start` runs in a thread of its own and blocks while vLLM loads."""
+
+    name = "vllm"
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        start: Callable[[Report], VllmEngine],
+        counter: StepCounter,
+        metrics: Metrics,
+        stats_interval_s: float = 10.0,
+        *,
+        back_off_s: float = BACK_OFF_S,
+    ) -> None:
+        self._config = config
+        self._start = start
+        self._counter = counter
+        self._metrics = metrics
+        self._back_off_s = back_off_s
+        self._reporter = StatsReporter(stats_interval_s, metrics)
+        self._reaper = Reaper()
+        self._ledger = Ledger(config, metrics, self._reporter)
+        self._engine: VllmEngine | None = None
+        self._model: ServedModel | None = None
+        self._lines: tuple[str, ...] = ()
+        self._phase: Phase = "loading"
+        self._message = LOADING
+        self._is_draining = False
+        self._stats = _EMPTY
+        self._tasks: dict[str, asyncio.Task[None]] = {}  # by sequence id
+        self._deaths_s: deque[float] = deque(maxlen=MAX_RESTARTS)
+        self._life: asyncio.Task[None] | None = None  # what loads, or loads again
+        self._last_sign_s = 0.0  # of the engine, or of new work for an idle one
+        counter.on_stats = self._on_stats
+
+    # --- life ---
+
+    async def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._loading_ended = asyncio.Event()
+        self._metrics.watch(self)
+        self._life = asyncio.create_task(self._load())
+
+    async def loaded(self) -> None:
+        await self._loading_ended.wait()
+        if self._model is None:
+            raise EngineDead(self._message)
+
+    def start_lines(self) -> tuple[str, ...]:
+        return self._lines
+
+    def begin_drain(self) -> None:
+        self._is_draining = True
+
+    async def stop(self, timeout_s: float) -> None:
+        """May be called again with a shorter time, also after a cancelled call."""
+        self.begin_drain()
+        if self._life is not None:
+            self._life.cancel()
+        deadline_s = time.monotonic() + timeout_s
+        while len(self._ledger) and self._phase == "ready" and time.monotonic() < deadline_s:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)  # only while stopping
+        self._fail_streams(_SHUTDOWN)
+        if self._tasks:
+            await asyncio.wait(self._tasks.values(), timeout=1.0)
+        self._reporter.close()
+        engine, self._engine = self._engine, None
+        if self._phase != "dead":
+            self._phase, self._message = "dead", "The engine has been stopped."
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STOP_S):
+                if engine is not None:
+                    await in_thread(engine.shutdown)
+        await in_thread(self._reaper.finish)
+
+    async def _load(self) -> None:
+        try:
+            await self._open()
+        except NoriaError as error:
+            _log.error("%s", error.message)
+            self._phase, self._message = "dead", error.message
+        except Exception:
+            _log.exception("vLLM could not be started")
+            self._phase, self._message = "dead", "vLLM could not be started."
+        finally:
+            self._loading_ended.set()
+
+    async def _open(self) -> None:
+        """Starts an engine and waits until it has answered."""
+        self._reaper.start()
+        engine = await in_thread(lambda: self._start(self._report))
+        self._engine = engine
+        try:
+            await engine.open(lambda: self._on_death(engine))
+        except EngineGone:
+            await self._bury(engine)
+            raise EngineDead("vLLM's engine process has ended while it started.") from None
+        self._model, self._lines = engine.model, engine.lines
+        self._metrics.set_model(engine.model)
+        self._metrics.info, self._metrics.startup_s = engine.info, engine.startup_s
+        self._phase, self._message = "ready", "ready"
+
+    def _report(self, message: str, progress: float | None = None) -> None:
+        """In the starting thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._tell, message)
+
+    def _tell(self, message: str) -> None:
+        if self._phase == "loading" and message != self._message:
+            self._message = message
+            event(_log, logging.INFO, "loading", step=message)
+
+    # --- death and return ---
+
+    def _on_death(self, engine: VllmEngine) -> None:
+        if engine is not self._engine or self._phase != "ready":
+            return
+        num_lost = len(self._ledger)
+        self._engine, self._phase = None, "loading"
+        self._message = "vLLM's engine process has ended; it is being started again."
+        self._stats = replace(_EMPTY, num_blocks_free=self._counter.num_blocks)
+        self._fail_streams(_DIED)
+        event(_log, logging.ERROR, "engine died", lost_requests=num_lost)
+        if not self._is_draining:
+            self._life = asyncio.create_task(self._come_back(engine))
+
+    async def _come_back(self, engine: VllmEngine) -> None:
+        """Until an engine answers, or too many have died."""
+        await self._bury(engine)
+        while self._engine is None:
+            now_s = time.monotonic()
+            recent = [death_s for death_s in self._deaths_s if now_s - death_s < RESTART_WINDOW_S]
+            if len(recent) >= MAX_RESTARTS:
+                self._give_up()
+                return
+            self._deaths_s.append(now_s)
+            delay_s = self._back_off_s * 2 ** len(recent)
+            event(
+                _log,
+                logging.WARNING,
+                "engine restart",
+                restart=len(recent) + 1,
+                limit=MAX_RESTARTS,
+                back_off_s=delay_s,
+            )
+            await asyncio.sleep(delay_s)
+            try:
+                await self._open()
+            except Exception as error:
+                self._engine = None
+                _log.error("vLLM could not be started again: %s", error)
+        event(_log, logging.INFO, "engine restarted", seconds=time.monotonic() - self._deaths_s[-1])
+
+    async def _bury(self, engine: VllmEngine) -> None:
+        """Sockets and threads on this side, and whatever still runs of a dead engine."""
+        await in_thread(engine.shutdown)
+        await in_thread(self._reaper.kill_rest)
+
+    def _give_up(self) -> None:
+        minutes = RESTART_WINDOW_S / 60
+        message = f"vLLM's engine process has ended more than {MAX_RESTARTS} times in {minutes:.0f} minutes."
+        self._phase, self._message = "dead", message
+        _log.error("%s It is not started again.", message)
+
+    def _fail_streams(self, error: OutputError) -> None:
+        for sequence_id in self._ledger.fail(error):
+            if sequence_id in self._tasks:
+                self._tasks[sequence_id].cancel()
+
+    # --- answers to routes ---
+
+    def status(self) -> BackendStatus:
+        age_s = time.monotonic() - self._last_sign_s if self._last_sign_s else None
+        is_stale = age_s is not None and bool(self._tasks) and age_s > self._config.watchdog_s
+        is_draining = self._is_draining and self._phase != "dead"
+        phase: Phase = "draining" if is_draining else self._phase
+        return BackendStatus(phase, self._message, None, age_s, is_stale)
+
+    def stats(self) -> StepStats:
+        return self._stats
+
+    def served_model(self) -> ServedModel:
+        if self._phase == "dead":
+            raise EngineDead(self._message)
+        if self._model is None or self._phase == "loading":
+            raise ModelLoading(self._message, retry_after_s=5)
+        return self._model
+
+    def submit(
+        self,
+        requests: list[GenerationRequest],
+        *,
+        request_id: str,
+        route: str,
+        record: RequestRecord | None = None,
+    ) -> QueueStream:
+        record = record or RequestRecord(request_id=request_id, route=route)
+        self._ledger.refuse_if_closed(self.status(), len(requests))
+        self._ledger.refuse_if_full(requests)
+        sequences = [to_sequence(request, request_id) for request in requests]
+        stream = self._ledger.open(sequences, record, self._close)
+        if not self._tasks:
+            self._last_sign_s = time.monotonic()
+        for sequence in sequences:
+            task = asyncio.create_task(self._compute(sequence))
+            self._tasks[sequence.sequence_id] = task
+            task.add_done_callback(lambda _, i=sequence.sequence_id: self._tasks.pop(i))  # type: ignore[misc]
+        return stream
+
+    def _close(self, stream: QueueStream, cause: str) -> None:
+        for sequence_id in self._ledger.close(stream, cause):
+            self._tasks[sequence_id].cancel()
+
+    # --- one sequence ---
+
+    async def _compute(self, sequence: Sequence) -> None:
+        """From submission to exactly one final output."""
+        try:
+            await self._follow(sequence)
+        except asyncio.CancelledError:  # a client that left; vLLM has been told
+            self._end(sequence, final_output(sequence, FinishReason.ABORT))
+        except TimeoutError:
+            self._end(sequence, final_output(sequence, FinishReason.ERROR, error=_WAITED))
+        except EngineGone:
+            self._end(sequence, final_output(sequence, FinishReason.ERROR, error=_DIED))
+        except Exception:
+            _log.exception("sequence %s: vLLM failed", sequence.sequence_id)
+            self._end(sequence, final_output(sequence, FinishReason.ERROR, error=_BROKEN))
+
+    def _end(self, sequence: Sequence, output: StepOutput) -> None:
+        self._ledger.take([output], time.monotonic())
+
+    async def _follow(self, sequence: Sequence) -> None:
+        """Every token of vLLM's becomes one output. Raises what ends the sequence otherwise."""
+        engine, model = self._engine, self._model
+        if engine is None or model is None:
+            raise EngineGone
+        params = sequence.params
+        prompt_ids = list(sequence.token_ids)
+        detokenizer = Detokenizer(model.tokenizer.decode, prompt_ids, params)
+        async with (
+            asyncio.timeout(self._config.queue_timeout_s or None) as queue_limit,
+            contextlib.aclosing(engine.generate(sequence)) as deltas,
+        ):
+            async for delta in deltas:
+                queue_limit.reschedule(None)
+                now_s = time.monotonic()
+                _note_times(sequence, delta, now_s)
+                for token_id, logprobs in delta.tokens:
+                    token = SampledToken(token_id, logprobs)
+                    output = advance(
+                        sequence,
+                        token,
+                        lambda _: detokenizer,
+                        model.shape,
+                        model.max_model_len,
+                        now_s,
+                    )
+                    self._ledger.take([output], now_s)
+                    if output.finish_reason is not None:
+                        return  # leaving the generator aborts what vLLM may still do
+                if delta.ended is not None:
+                    raise RuntimeError(f"vLLM ended the sequence early: {delta.ended}")
+        raise RuntimeError("vLLM ended the sequence without a last token")
+
+    def _on_stats(self, stats: StepStats, num_new_tokens: int) -> None:
+        now_s = time.monotonic()
+        self._last_sign_s = now_s
+        self._stats = replace(stats, num_waiting_prompt_tokens=self._ledger.num_waiting_tokens)
+        self._ledger.observe_step(self._stats, num_new_tokens, now_s)
+
+
+def _note_times(sequence: Sequence, delta: Delta, now_s: float) -> None:
+    """On one machine all processes have the same monotonic clock; times from elsewhere are held within ours."""
+    sequence.num_cached_tokens = delta.num_cached_tokens
+    sequence.num_preemptions = delta.num_preemptions
+    if not sequence.scheduled_s:
+        scheduled_s = delta.scheduled_s or sequence.queued_s
+        sequence.scheduled_s = min(max(scheduled_s, sequence.queued_s), now_s)
