@@ -5,39 +5,47 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
-from collections.abc import Callable
+from types import ModuleType
 
-from loadtest import bench, compare, ladder, mixed
+from loadtest import (
+    attention,
+    bench,
+    compare,
+    kv_cache,
+    ladder,
+    mixed,
+    paging,
+    phases,
+    policies,
+    sweep,
+    tune,
+)
 
-SUBCOMMANDS: dict[
-    str, tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int], str]
-] = {
-    "bench": (
-        bench.add_arguments,
-        bench.main,
-        "closed or open loop against any OpenAI-compatible server",
+SUBCOMMANDS: dict[str, tuple[ModuleType, str]] = {
+    "bench": (bench, "closed or open loop against any OpenAI-compatible server"),
+    "compare": (compare, "two servers in turn, and the ratio of medians"),
+    "ladder": (ladder, "the tutorial's four stages by their own routes, with plots"),
+    "policies": (policies, "one at a time, static and continuous batching over one route"),
+    "sweep": (sweep, "one server per value of a setting: throughput against latency"),
+    "tune": (tune, "finds batch_size and token budget that meet a latency target"),
+    "mixed": (mixed, "20 short prompts and 5 long ones at once"),
+    "kv-cache": (kv_cache, "a token with the KV cache against computing the whole prefix again"),
+    "paging": (
+        paging,
+        "KV blocks over the steps of a mixed load, and what reservation would waste",
     ),
-    "compare": (
-        compare.add_arguments,
-        compare.main,
-        "two servers in turn, and the ratio of medians",
-    ),
-    "ladder": (
-        ladder.add_arguments,
-        ladder.main,
-        "one request at a time, static and continuous batching, side by side",
-    ),
-    "mixed": (mixed.add_arguments, mixed.main, "20 short prompts and 5 long ones at once"),
+    "attention": (attention, "time and memory of long prefills against eager attention"),
+    "phases": (phases, "prefill and decode apart: what a token costs in each"),
 }
 
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m loadtest", description=__doc__)
     subparsers = parser.add_subparsers(required=True, metavar="SUBCOMMAND")
-    for name, (add_arguments, run, summary) in SUBCOMMANDS.items():
+    for name, (module, summary) in SUBCOMMANDS.items():
         subparser = subparsers.add_parser(name, help=summary, description=summary)
-        add_arguments(subparser)
-        subparser.set_defaults(run=run)
+        module.add_arguments(subparser)
+        subparser.set_defaults(run=module.main)
     return parser
 
 

@@ -1,16 +1,19 @@
-"""`python -m loadtest ladder`: the same requests under several schedulers, one server after the other.
+"""`python -m loadtest ladder`: the tutorial's four stages, each by its own route, with the same requests.
 
-Each rung is a server command. The built-in rungs are the three policies of Noria with the same batch size; the same
-requests, with output lengths log-uniform between two bounds and a fixed seed, go to each. Static batching wastes the
-seats of sequences that have ended before the longest of their batch; the ladder shows how much.
+One request at a time (`/basic_generate`), static batches (`/generate`), a stream out of a continuous batch
+(`/generate_stream`), and vLLM (`/generate_vllm`, where it is installed: `NORIA_VLLM_PYTHON` names the Python of its
+environment, else this one is asked). All requests are sent at once. When each waited, began, spoke and ended is read
+from the server's own log, as an answer that comes whole does not show it; the log line of a step costs microseconds.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
+import asyncio
+import os
 import random
 import shlex
+import subprocess
 import sys
 import tempfile
 import time
@@ -19,76 +22,114 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from loadtest.closed_loop import PlannedRequest, run_async, run_closed_loop, with_model
-from loadtest.figures import FIGURE_COLUMNS, figure_row, print_table, summarize
+from loadtest.closed_loop import (
+    PlannedRequest,
+    open_session,
+    run_async,
+    run_closed_loop,
+    with_model,
+)
+from loadtest.figures import print_table, spread_ms
+from loadtest.native_routes import WholeRequest, send
 from loadtest.points import emit, held_lock, positive_int
-from loadtest.process_usage import usage_figures, usage_of
+from loadtest.policies import output_lengths
 from loadtest.prompts import PromptMaker, prompt_maker_for
 from loadtest.server_process import DEFAULT_COMMAND, RunningServer, running_server
+from loadtest.sse_client import RequestRecord
 from loadtest.target import Target
+from loadtest.timeline import RequestTimes, Step, read_log, refilled_share, wasted_seat_share
 
-POLICIES = ("single", "static", "continuous")
+VLLM_START_TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Rung:
-    """One server of the ladder. `command` holds `{port}`, `ready_path` answers 200 once it can work."""
+class Stage:
+    """One rung: the route that is driven and the settings of the server behind it."""
 
     name: str
-    command: tuple[str, ...]
-    ready_path: str = "/health"
+    route: str
+    settings: tuple[str, ...]
+
+
+STAGES = (
+    Stage("single", "/basic_generate", ("engine.policy=single",)),
+    Stage("static", "/generate", ("engine.policy=static",)),
+    Stage("continuous", "/generate_stream", ("engine.policy=continuous",)),
+    Stage("vllm", "/generate_vllm", ("vllm.enabled=true",)),
+)
+LOG_SETTINGS = ("log.format=json", "log.level=debug")
+
+
+@dataclass(frozen=True, slots=True)
+class Climb:
+    """What one stage did."""
+
+    stage: Stage
+    figures: dict[str, Any]
+    requests: list[RequestTimes]
+    steps: list[Step]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    names = [stage.name for stage in STAGES]
+    parser.add_argument("--stage", nargs="+", choices=names, default=names)
     parser.add_argument(
-        "--command",
-        type=shlex.split,
-        default=list(DEFAULT_COMMAND),
-        help="how a server is started; flags are appended (default: this Python with -m server)",
+        "--command", type=shlex.split, default=list(DEFAULT_COMMAND), help="starts a server"
     )
-    parser.add_argument("--policy", nargs="+", choices=POLICIES, default=list(POLICIES))
-    parser.add_argument("--batch-size", type=positive_int, default=32)
+    parser.add_argument("--batch-size", type=positive_int, default=8)
+    parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")
     parser.add_argument(
-        "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="for every rung"
+        "--vllm-set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="for vLLM only"
     )
-    parser.add_argument("--requests", type=positive_int, default=256)
-    parser.add_argument("--concurrency", type=positive_int, default=64)
+    parser.add_argument("--requests", type=positive_int, default=32)
     parser.add_argument("--prompt-tokens", type=positive_int, default=32)
     parser.add_argument("--min-output", type=positive_int, default=8)
-    parser.add_argument("--max-output", type=positive_int, default=256)
+    parser.add_argument("--max-output", type=positive_int, default=128)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds for one request")
-    parser.add_argument("--time-limit", type=float, default=900.0, help="seconds for one rung")
     parser.add_argument("--start-timeout", type=float, default=180.0)
     parser.add_argument("--log-dir", help="keep the servers' logs here (default: a temporary one)")
+    parser.add_argument("--plots", type=Path, help="write ladder.png and timeline.png here")
     parser.add_argument("--label", default="", help="copied into each JSON line")
     parser.add_argument("--out", help="append the JSON lines to this file as well")
-    parser.add_argument("--lock", help="a lock file held while a rung is measured")
+    parser.add_argument("--lock", help="a lock file held while a stage is measured")
 
 
-def output_lengths(num_requests: int, low: int, high: int, seed: int) -> list[int]:
-    """Lengths whose logarithm is uniform between two bounds, both included."""
-    rng = random.Random(seed)
-    bounds = math.log(low), math.log(high)
-    return [round(math.exp(rng.uniform(*bounds))) for _ in range(num_requests)]
+def command_of(stage: Stage, args: argparse.Namespace) -> list[str]:
+    """Same model, same seats; only policy and engine differ."""
+    settings = [*stage.settings, f"engine.batch_size={args.batch_size}", *LOG_SETTINGS, *args.set]
+    command = list(args.command)
+    if stage.name == "vllm":
+        settings += args.vllm_set
+        command = [vllm_python() or command[0], *command[1:]]
+    flags = [word for setting in settings for word in ("--set", setting)]
+    return [*command, "--host", "127.0.0.1", "--port", "{port}", *flags]
 
 
-def rungs_of(args: argparse.Namespace) -> list[Rung]:
-    """The built-in rungs: one per policy, everything else equal."""
-    rungs: list[Rung] = []
-    for policy in args.policy:
-        settings = [f"engine.policy={policy}", f"engine.batch_size={args.batch_size}", *args.set]
-        flags = [word for setting in settings for word in ("--set", setting)]
-        command = (*args.command, "--host", "127.0.0.1", "--port", "{port}", *flags)
-        rungs.append(Rung(policy, command))
-    return rungs
+def vllm_python() -> str | None:
+    """The Python of vLLM's environment; None means that of the server's command."""
+    return os.environ.get("NORIA_VLLM_PYTHON") or None
 
 
-def plan(args: argparse.Namespace, maker: PromptMaker) -> list[PlannedRequest]:
-    """The same requests in the same order for every rung; prompts are unique."""
-    rng = random.Random(f"ladder-{args.seed}")
-    lengths = output_lengths(args.requests, args.min_output, args.max_output, args.seed)
-    return [PlannedRequest(maker.text(rng, args.prompt_tokens), length) for length in lengths]
+def has_vllm(python: str) -> bool:
+    code = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
+    try:
+        return subprocess.run([python, "-c", code], timeout=60, check=False).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+
+
+def stages_of(args: argparse.Namespace) -> list[Stage]:
+    """Those asked for; vLLM is left out, with a line that says so, where it is not installed."""
+    stages = [stage for stage in STAGES if stage.name in args.stage]
+    python = vllm_python() or args.command[0]
+    if any(stage.name == "vllm" for stage in stages) and not has_vllm(python):
+        print(
+            f"vllm: skipped, {python} has no vLLM; NORIA_VLLM_PYTHON names a Python that has.",
+            file=sys.stderr,
+        )
+        stages = [stage for stage in stages if stage.name != "vllm"]
+    return stages
 
 
 def main(args: argparse.Namespace) -> int:
@@ -97,73 +138,133 @@ def main(args: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="noria-ladder-") as temporary:
         log_dir = Path(args.log_dir or temporary)
         log_dir.mkdir(parents=True, exist_ok=True)
-        points = [_climb(rung, args, log_dir) for rung in rungs_of(args)]
-    return report(points, args.out)
+        climbs = [_climb(stage, args, log_dir) for stage in stages_of(args)]
+    if args.plots is not None:
+        from loadtest import plots
+
+        args.plots.mkdir(parents=True, exist_ok=True)
+        plots.plot_stages([climb.figures for climb in climbs], args.plots / "ladder.png")
+        timelines = {climb.stage.name: climb.requests for climb in climbs}
+        plots.plot_timeline(timelines, args.plots / "timeline.png")
+    return report([climb.figures for climb in climbs], args.out)
 
 
-def _climb(rung: Rung, args: argparse.Namespace, log_dir: Path) -> dict[str, Any]:
-    print(f"{rung.name}: {shlex.join(rung.command)}", file=sys.stderr)
+def _climb(stage: Stage, args: argparse.Namespace, log_dir: Path) -> Climb:
+    command = command_of(stage, args)
+    print(f"{stage.name}: {shlex.join(command)}", file=sys.stderr)
+    timeout_s = args.start_timeout if stage.name != "vllm" else VLLM_START_TIMEOUT_S
+    log_path = log_dir / f"{stage.name}.log"
     with (
         held_lock(args.lock),
         running_server(
-            rung.command,
-            log_dir / f"{rung.name}.log",
-            ready_path=rung.ready_path,
-            start_timeout_s=args.start_timeout,
+            command, log_path, ready_path="/health", start_timeout_s=timeout_s
         ) as server,
     ):
-        point = run_async(_measure(rung, args, server))
-    emit(point, args.out)
-    return point
+        records, wall_s = run_async(_measure(stage, args, server))
+    requests, steps = read_log(log_path.read_text(errors="replace").splitlines(), f"{stage.name}-")
+    figures = figures_of(stage, records, wall_s, requests, steps)
+    figures |= {"label": args.label, "batch_size": args.batch_size, "seed": args.seed}
+    figures["server_start_s"] = round(server.start_s, 3)
+    emit(figures, args.out)
+    return Climb(stage, figures, requests, steps)
 
 
-async def _measure(rung: Rung, args: argparse.Namespace, server: RunningServer) -> dict[str, Any]:
+async def _measure(
+    stage: Stage, args: argparse.Namespace, server: RunningServer
+) -> tuple[list[RequestRecord], float]:
     target = await with_model(Target(server.url))
     maker = await prompt_maker_for(target, None)
     planned = plan(args, maker)
-    warm_up = maker.plan_warm_up(min(8, args.requests), str(args.seed))
-    await run_closed_loop(target, warm_up, len(warm_up), timeout_s=args.timeout)
-    before, client_cpu_s = usage_of(server.pid), time.process_time()
-    result = await run_closed_loop(
-        target,
-        planned,
-        args.concurrency,
-        timeout_s=args.timeout,
-        time_limit_s=args.time_limit,
-    )
-    client_cpu_s = time.process_time() - client_cpu_s
-    return {
+    warm_up = maker.plan_warm_up(args.batch_size, str(args.seed))
+    async with open_session() as session:
+        if stage.name == "vllm":
+            warming = (WholeRequest(f"warm-{i}", p) for i, p in enumerate(warm_up))
+            await asyncio.gather(
+                *(send(session, server.url, stage.route, r, args.timeout) for r in warming)
+            )
+        else:
+            await run_closed_loop(target, warm_up, len(warm_up), timeout_s=args.timeout)
+        start_s = time.perf_counter()
+        requests = [WholeRequest(f"{stage.name}-{i:03d}", p) for i, p in enumerate(planned)]
+        records = await asyncio.gather(
+            *(send(session, server.url, stage.route, r, args.timeout) for r in requests)
+        )
+    return records, time.perf_counter() - start_s
+
+
+def plan(args: argparse.Namespace, maker: PromptMaker) -> list[PlannedRequest]:
+    """The same requests in the same order for every stage; prompts are unique."""
+    rng = random.Random(f"ladder-{args.seed}")
+    lengths = output_lengths(args.requests, args.min_output, args.max_output, args.seed)
+    return [PlannedRequest(maker.text(rng, args.prompt_tokens), length) for length in lengths]
+
+
+def figures_of(
+    stage: Stage,
+    records: Sequence[RequestRecord],
+    wall_s: float,
+    requests: Sequence[RequestTimes],
+    steps: Sequence[Step],
+) -> dict[str, Any]:
+    """Rates by the client's clock; tokens and moments by the server's log. The first token is the engine's: whoever
+    gets the answer whole sees nothing before its end."""
+    failed = [record for record in records if not record.is_ok]
+    num_tokens = sum(request.num_tokens for request in requests if request.is_ok)
+    figures: dict[str, Any] = {
         "kind": "ladder",
-        "label": args.label,
-        "rung": rung.name,
-        "batch_size": args.batch_size,
-        "concurrency": args.concurrency,
-        "seed": args.seed,
-        "server_start_s": round(server.start_s, 3),
-        "prompt_source": maker.source,
-        **summarize(result),
-        "client_cpu_s": round(client_cpu_s, 3),
-        **usage_figures(before, usage_of(server.pid)),
+        "stage": stage.name,
+        "route": stage.route,
+        "requests": len(records),
+        "failed": len(failed),
+        "wall_s": round(wall_s, 3),
+        "output_tokens": num_tokens,
+        "output_tokens_per_s": round(num_tokens / wall_s, 3),
+        "requests_per_s": round((len(records) - len(failed)) / wall_s, 3),
+        "first_token_ms": spread_ms(
+            None if r.first_token_s is None else r.first_token_s - r.arrival_s for r in requests
+        ),
+        "e2e_ms": spread_ms(record.e2e_s for record in records if record.is_ok),
+        "wasted_seat_share": _rounded(wasted_seat_share(steps)),
+        "refilled_at_next_step": _rounded(refilled_share(steps)),
     }
+    if failed:
+        figures["first_error"] = failed[0].error
+    return figures
 
 
-def ratios_of(points: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Tokens per second of each rung over each rung before it."""
-    ratios: dict[str, float] = {}
-    for index, upper in enumerate(points):
-        for lower in points[:index]:
-            if lower["output_tokens_per_s"]:
-                ratio = upper["output_tokens_per_s"] / lower["output_tokens_per_s"]
-                ratios[f"{upper['rung']}/{lower['rung']}"] = round(ratio, 2)
-    return ratios
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)
 
 
-def report(points: Sequence[dict[str, Any]], path: str | None) -> int:
-    """The table, one JSON line of ratios, and the exit code."""
-    ratios = ratios_of(points)
+def report(lines: Sequence[dict[str, Any]], path: str | None) -> int:
+    """The table, one JSON line of ratios to the first stage, and the exit code."""
+    base = lines[0]["output_tokens_per_s"] if lines else 0
+    ratios = {x["stage"]: round(x["output_tokens_per_s"] / base, 2) for x in lines if base}
     emit({"kind": "ladder-ratios", "output_tokens_per_s": ratios}, path)
-    rows = [[point["rung"], *figure_row(point)] for point in points]
-    print_table("ladder", ["rung", *FIGURE_COLUMNS], rows)
-    for name, ratio in ratios.items():
-        print(f"{name}: {ratio:.2f} x tokens/s", file=sys.stderr)
-    return 1 if any(point["failed"] for point in points) else 0
+    columns = ["stage", "route", "requests", "failed", "tokens/s", "ratio", "requests/s"]
+    columns += ["first token s p50/p99", "end s p50/p99", "seats wasted", "refilled at once"]
+    rows = [
+        [
+            *(line["stage"], line["route"], str(line["requests"]), str(line["failed"])),
+            f"{line['output_tokens_per_s']:.1f}",
+            f"{ratios.get(line['stage'], 0):.2f}",
+            f"{line['requests_per_s']:.2f}",
+            _seconds(line["first_token_ms"]),
+            _seconds(line["e2e_ms"]),
+            _percent(line["wasted_seat_share"]),
+            _percent(line["refilled_at_next_step"]),
+        ]
+        for line in lines
+    ]
+    print_table("ladder", columns, rows)
+    return 1 if not lines or any(line["failed"] for line in lines) else 0
+
+
+def _seconds(spread: dict[str, float | None]) -> str:
+    return " / ".join(
+        "-" if (v := spread[p]) is None else f"{v / 1000:.2f}" for p in ("p50", "p99")
+    )
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0%}"

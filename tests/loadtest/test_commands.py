@@ -15,10 +15,10 @@ from typing import Any
 import orjson
 import pytest
 
-from loadtest import bench, ladder, mixed
+from loadtest import bench, mixed, policies
 from loadtest.__main__ import build_parser
 from loadtest.figures import percentile, print_table
-from loadtest.ladder import output_lengths, plan, ratios_of, rungs_of
+from loadtest.policies import output_lengths, plan, ratios_of, rungs_of
 from loadtest.prompts import (
     PromptMaker,
     default_num_requests,
@@ -94,18 +94,18 @@ def test_unusable_arguments_are_refused(capsys: pytest.CaptureFixture[str]) -> N
     for words in (
         ["bench", "--concurrency", "0"],
         ["bench", "--extra", "[1]"],
-        ["ladder", "--policy", "x"],
+        ["policies", "--policy", "x"],
         [],
     ):
         with pytest.raises(SystemExit) as error:
             parse(*words)
         assert error.value.code == 2
     with pytest.raises(SystemExit, match="min-output"):
-        ladder.main(parse("ladder", "--min-output", "9", "--max-output", "8"))
+        policies.main(parse("policies", "--min-output", "9", "--max-output", "8"))
 
 
 def test_a_rung_per_policy_differs_in_nothing_else() -> None:
-    args = parse("ladder", "--command", "noria --config 'a b.yaml'", "--set", "log.level=warning")
+    args = parse("policies", "--command", "noria --config 'a b.yaml'", "--set", "log.level=warning")
     rungs = rungs_of(args)
     assert [rung.name for rung in rungs] == ["single", "static", "continuous"]
     assert list(rungs[1].command) == [
@@ -116,11 +116,11 @@ def test_a_rung_per_policy_differs_in_nothing_else() -> None:
 
 
 def test_every_rung_gets_the_same_requests() -> None:
-    args = parse("ladder")
+    args = parse("policies")
     maker = PromptMaker(("one", "two", "three"), "words")
     assert plan(args, maker) == plan(args, maker)
     assert len(plan(args, maker)) == 256
-    assert plan(args, maker) != plan(parse("ladder", "--seed", "1"), maker)
+    assert plan(args, maker) != plan(parse("policies", "--seed", "1"), maker)
 
 
 def test_output_lengths_are_log_uniform() -> None:
@@ -169,14 +169,14 @@ def test_a_server_that_ends_at_once_is_reported_with_its_last_words(tmp_path: Pa
         pass
 
 
-def test_the_ladder_climbs_from_server_to_server(
+def test_policies_climb_from_server_to_server(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     folder = str(ROOT / "tests/loadtest")
     code = f"import sys; sys.path.insert(0, {folder!r}); import conftest; conftest.serve(sys.argv)"
     args = parse(
         *(
-            "ladder",
+            "policies",
             "--command",
             shlex.join([sys.executable, "-c", code]),
             "--log-dir",
@@ -194,7 +194,7 @@ def test_the_ladder_climbs_from_server_to_server(
             "16",
         ),
     )
-    assert ladder.main(args) == 0
+    assert policies.main(args) == 0
     static, continuous, ratios = lines(capsys)
     assert (static["rung"], continuous["rung"]) == ("static", "continuous")
     assert (

@@ -1,0 +1,152 @@
+"""The pictures, drawn into files without a screen. matplotlib is in the extra `loadtest` and imported here only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from loadtest.timeline import RequestTimes
+
+WAITING, PREFILL, DECODE, KEPT = "#d9d9d9", "#f28e2b", "#4e79a7", "#e15759"
+SERIES = ("#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#76b7b2", "#b07aa1")
+
+
+def _pyplot() -> Any:
+    try:
+        import matplotlib
+    except ImportError:
+        raise SystemExit("Plots need matplotlib: pip install 'noria[loadtest]'.") from None
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    return plt
+
+
+def _save(figure: Any, path: Path) -> None:
+    figure.tight_layout()
+    figure.savefig(path, dpi=80)
+    _pyplot().close(figure)
+
+
+def plot_stages(lines: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Tokens and requests per second of each stage."""
+    figure, axes = _pyplot().subplots(1, 2, figsize=(9, 3.4))
+    names = [line["stage"] for line in lines]
+    for axis, key, title in (
+        (axes[0], "output_tokens_per_s", "tokens/s"),
+        (axes[1], "requests_per_s", "requests/s"),
+    ):
+        bars = axis.bar(names, [line[key] for line in lines], color=SERIES[: len(names)])
+        axis.bar_label(bars, fmt="%.1f")
+        axis.set_title(title)
+        axis.margins(y=0.15)
+        axis.spines[["top", "right"]].set_visible(False)
+    _save(figure, path)
+
+
+def plot_timeline(stages: Mapping[str, Sequence[RequestTimes]], path: Path) -> None:
+    """One row per request and one panel per stage, on one time axis."""
+    plt = _pyplot()
+    shown = {name: requests for name, requests in stages.items() if requests}
+    if not shown:
+        return
+    num_rows = max(len(requests) for requests in shown.values())
+    figure, axes = plt.subplots(
+        len(shown),
+        1,
+        figsize=(9, len(shown) * (0.8 + 0.055 * num_rows)),
+        sharex=True,
+        squeeze=False,
+    )
+    for axis, (name, requests) in zip(axes[:, 0], shown.items(), strict=True):
+        _draw_requests(axis, requests)
+        axis.set_ylabel(name)
+        axis.invert_yaxis()
+        axis.set_yticks([])
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[-1, 0].set_xlabel("seconds since the first request")
+    handles = [
+        plt.Rectangle((0, 0), 1, 1, color=color) for color in (WAITING, PREFILL, DECODE, KEPT)
+    ]
+    names = ["queued", "prefill to first token", "decode", "ended, seat kept"]
+    axes[0, 0].legend(
+        handles, names, ncols=4, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False
+    )
+    _save(figure, path)
+
+
+def _draw_requests(axis: Any, requests: Sequence[RequestTimes]) -> None:
+    for row, request in enumerate(requests):
+        first_s = request.first_token_s if request.first_token_s is not None else request.end_s
+        begin_s = request.scheduled_s if request.scheduled_s is not None else first_s
+        _bar(axis, row, request.arrival_s, begin_s, WAITING)
+        _bar(axis, row, begin_s, first_s, PREFILL)
+        _bar(axis, row, first_s, request.end_s, DECODE)
+        if request.seat_end_s is not None:
+            _bar(axis, row, request.end_s, request.seat_end_s, KEPT)
+
+
+def _bar(axis: Any, row: int, begin_s: float, end_s: float, color: str) -> None:
+    axis.barh(row, max(0.0, end_s - begin_s), left=begin_s, height=0.8, color=color)
+
+
+def plot_sweep(key: str, points: Sequence[tuple[str, float, float, float]], path: Path) -> None:
+    """Throughput against latency: (value, tokens/s, TTFT p50 ms, TPOT p50 ms), joined in the order of values."""
+    figure, axes = _pyplot().subplots(1, 2, figsize=(9, 3.6), sharey=True)
+    rates = [point[1] for point in points]
+    for axis, column, title in ((axes[0], 2, "TTFT p50 (ms)"), (axes[1], 3, "TPOT p50 (ms)")):
+        xs = [point[column] for point in points]
+        axis.plot(xs, rates, "o-", color=SERIES[0])
+        for x, rate, point in zip(xs, rates, points, strict=True):
+            axis.annotate(point[0], (x, rate), textcoords="offset points", xytext=(5, 5))
+        axis.set_xlabel(title)
+        axis.margins(0.12)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0].set_ylabel("tokens/s")
+    figure.suptitle(key)
+    _save(figure, path)
+
+
+def plot_lines(
+    series: Mapping[str, Sequence[tuple[float, float]]],
+    path: Path,
+    *,
+    x_label: str,
+    y_label: str,
+    is_log: bool = False,
+) -> None:
+    """Named lines over one pair of axes."""
+    figure, axis = _pyplot().subplots(figsize=(7, 3.6))
+    for color, (name, points) in zip(SERIES, series.items(), strict=False):
+        marker = "o-" if len(points) < 40 else "-"
+        axis.plot([x for x, _ in points], [y for _, y in points], marker, color=color, label=name)
+    if is_log:
+        axis.set_xscale("log", base=2)
+        axis.set_yscale("log")
+        ticks = sorted({x for points in series.values() for x, _ in points})
+        axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axis.set_xlabel(x_label)
+    axis.set_ylabel(y_label)
+    axis.legend(frameon=False)
+    axis.spines[["top", "right"]].set_visible(False)
+    _save(figure, path)
+
+
+def plot_pairs(
+    panels: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]], path: Path, *, x_label: str
+) -> None:
+    """Panels side by side, each with named lines over doubling sizes."""
+    figure, axes = _pyplot().subplots(1, len(panels), figsize=(9, 3.6), squeeze=False)
+    for axis, (title, series) in zip(axes[0], panels.items(), strict=True):
+        for color, (name, points) in zip(SERIES, series.items(), strict=False):
+            axis.plot([x for x, _ in points], [y for _, y in points], "o-", color=color, label=name)
+        ticks = sorted({x for points in series.values() for x, _ in points})
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axis.set_yscale("log")
+        axis.set_xlabel(x_label)
+        axis.set_title(title)
+        axis.legend(frameon=False)
+        axis.spines[["top", "right"]].set_visible(False)
+    _save(figure, path)
