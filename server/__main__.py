@@ -34,7 +34,10 @@ FLAGS = {"model": "model.name", "host": "server.host", "port": "server.port"}
 def main(arguments: Sequence[str] | None = None) -> None:
     """The console script."""
     started_s = time.monotonic()
-    options = make_parser().parse_args(arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words[:1] == ["bench"]:
+        leave(_bench(words))
+    options = make_parser().parse_args(words)
     code = 2
     try:
         config, sources = load_config(options.config, os.environ, _overrides(options))
@@ -56,7 +59,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="noria", description="Serves a language model as token streams."
+        prog="noria",
+        description="Serves a language model as token streams.",
+        epilog="`noria bench` measures a server that runs: see `noria bench --help`.",
     )
     parser.add_argument("--config", metavar="FILE", help="settings (default: ./config.yaml)")
     parser.add_argument("--model", help="built-in name, hub id, folder or .gguf file")
@@ -87,6 +92,13 @@ def _overrides(options: argparse.Namespace) -> list[str | Override]:
         if value is not None:
             overrides.append(Override(f"--{flag}", key, value))
     return overrides
+
+
+def _bench(words: list[str]) -> int:
+    """`noria bench …` is `python -m loadtest bench …`; a server that serves never imports it."""
+    from loadtest.__main__ import main as loadtest
+
+    return loadtest(words)
 
 
 def run(config: ServerConfig, started_s: float) -> int:
