@@ -1,0 +1,60 @@
+"""The commands that drive an engine themselves, over the dummy model."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from core.config import EngineConfig
+from core.dummy_runner import ByteTokenizer, make_dummy_runner
+from core.engine import Engine
+from loadtest import kv_cache, paging, phases
+from loadtest.in_process import make_sequence
+from loadtest.paging import StepSample
+
+
+def make_engine(**engine: object) -> Engine:
+    config = EngineConfig(prefix_caching=False, max_batched_tokens=2048, **engine)  # type: ignore[arg-type]
+    return Engine(config, make_dummy_runner(), ByteTokenizer())
+
+
+def test_both_ways_choose_the_same_tokens() -> None:
+    figures = kv_cache.measure_at(make_engine(), list(b"a prompt of some length"), 8)
+    assert figures["is_same"] is True
+    assert figures["tokens"] == 8
+
+
+def test_kv_usage_rises_with_the_answers_and_falls_to_nothing() -> None:
+    engine = make_engine(batch_size=2)
+    block_size = engine.cache_config.block_size
+    sequences = [make_sequence(str(i), list(b"prompt"), 3 * block_size) for i in range(3)]
+    samples = paging.run(engine, sequences, 128)
+    assert max(sample.num_running for sample in samples) == 2
+    assert all(sample.held <= sample.paged <= sample.reserved for sample in samples[:-1])
+    assert (samples[-1].paged, samples[-1].num_running) == (0, 0)
+
+
+def test_waste_is_room_without_tokens() -> None:
+    figures = paging.summarize([StepSample(1, 24, 32, 96), StepSample(0, 0, 0, 0)], 64)
+    assert figures == {
+        "steps": 2,
+        "peak_usage": 0.5,
+        "end_usage": 0,
+        "paged_waste": 0.25,
+        "reserved_waste": 0.75,
+    }
+
+
+def test_decode_is_measured_at_its_full_batch() -> None:
+    engine = make_engine(batch_size=4)
+    rng = random.Random(0)
+    assert phases.decode_s(engine, rng, 3, 5) > 0
+    assert phases.prefill_s(engine, rng, 32) > 0
+    assert not engine.has_work
+
+
+def test_a_prompt_that_takes_two_steps_is_not_called_one() -> None:
+    engine = Engine(EngineConfig(max_batched_tokens=16), make_dummy_runner(), ByteTokenizer())
+    with pytest.raises(AssertionError, match="more than one step"):
+        phases.prefill_s(engine, random.Random(0), 64)
