@@ -18,7 +18,7 @@ from core.sequence import Sequence
 from server.backends.base import ServedModel
 from server.backends.vllm_params import to_logprobs, to_vllm
 
-SHUTDOWN_S = 10.0
+SHUTDOWN_S = 5.0
 
 
 class EngineGone(Exception):
@@ -161,7 +161,7 @@ class VllmEngine:
         wanted = to_vllm(
             params, sequence.seed, sequence.choice_index, self.model.shape.eos_token_ids
         )
-        prompt = {"prompt_token_ids": list(sequence.token_ids)}
+        prompt = {"type": "token", "prompt_token_ids": list(sequence.token_ids)}
         outputs = self._llm.generate(prompt, wanted, sequence.sequence_id)
         try:
             async with contextlib.aclosing(outputs):

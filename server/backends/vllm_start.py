@@ -11,8 +11,10 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from core import __version__
@@ -98,6 +100,10 @@ def _set_environment(config: ServerConfig) -> None:
         defaults["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, cores))
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
+    openmp, preloaded = Path(sys.prefix) / "lib" / "libiomp5.so", os.environ.get("LD_PRELOAD", "")
+    if openmp.exists() and "omp" not in preloaded:
+        # The CPU build brings Intel's OpenMP along, but its processes use it only if it is loaded before torch's.
+        os.environ["LD_PRELOAD"] = f"{preloaded}:{openmp}".lstrip(":")
 
 
 def _import_vllm() -> tuple[Any, Any]:
