@@ -326,7 +326,7 @@ static void attend_items(const Attention *a, const Step *s, Work *w, const Plan 
 }
 
 /* Called by every thread of a team. query: rows of query_stride elements; out: (num_tokens, num_heads, head_dim). */
-static void attend_team(const Attention *a, const Step *s, const Plan *plan, int64_t layer, const void *query, int64_t query_stride, void *out) {
+static void attend_team(const Member *member, const Attention *a, const Step *s, const Plan *plan, int64_t layer, const void *query, int64_t query_stride, void *out) {
     int64_t most = max64(MAX_QUERIES, a->num_heads / a->num_kv_heads), stride = a->head_dim + 2;
     Work *w = malloc(sizeof(Work));
     float *memory = malloc((most * (SEGMENT + 2 * stride + a->head_dim + 1) + (a->head_dim + 2) * VL) * sizeof(float));
@@ -336,10 +336,10 @@ static void attend_team(const Attention *a, const Step *s, const Plan *plan, int
     w->tile = w->state + most * stride;
     w->query = (uint32_t *)(w->tile + (a->head_dim + 2) * VL);
     attend_items(a, s, w, plan, plan->next + layer, query, query_stride, out);
-#pragma omp barrier
+    wait_for_team(member);
     if (plan->num_merges) {
-#pragma omp for schedule(dynamic, 1)
-        for (int64_t i = 0; i < plan->num_merges; i++) merge_item(a, &plan->merges[i], plan, out);
+        FOR_TEAM(member, i, plan->num_merges) merge_item(a, &plan->merges[i], plan, out);
+        wait_for_team(member);
     }
     free(memory);
     free(w);
@@ -347,8 +347,12 @@ static void attend_team(const Attention *a, const Step *s, const Plan *plan, int
 
 static void attend(const Attention *a, const Step *s, const void *query, int64_t query_stride, void *out) {
     Plan plan = make_plan(a, s, num_threads(), 1);
-#pragma omp parallel
-    attend_team(a, s, &plan, 0, query, query_stride, out);
+    Team team = {0};
+#pragma omp parallel num_threads(num_threads())
+    {
+        Member member = join_team(&team);
+        attend_team(&member, a, s, &plan, 0, query, query_stride, out);
+    }
     free_plan(plan);
 }
 

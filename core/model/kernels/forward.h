@@ -1,5 +1,5 @@
 /* The whole forward of a Llama-family decoder as one parallel region: the interpreter lock is given back once a step, and
-   between two layers there is a barrier, not a call. What a layer holds is decided in decoder.py. */
+   between two layers there is a wait for the team, not a call. What a layer holds is decided in decoder.py. */
 
 /* RMS norm of x (n floats) into out, in the model's dtype. */
 static void norm_row(const float *x, const float *weight, int64_t n, float epsilon, void *out, int dtype) {
@@ -13,10 +13,10 @@ static void norm_row(const float *x, const float *weight, int64_t n, float epsil
     else for (i = 0; i < n; i++) ((float *)out)[i] = x[i] * scale * weight[i];
 }
 
-static void norm_team(const Model *m, const float *weight, const float *residual, int64_t rows, const int64_t *picked, void *out) {
-#pragma omp for schedule(static)
-    for (int64_t r = 0; r < rows; r++)
+static void norm_team(const Member *member, const Model *m, const float *weight, const float *residual, int64_t rows, const int64_t *picked, void *out) {
+    FOR_TEAM(member, r, rows)
         norm_row(residual + (picked ? picked[r] : r) * m->hidden, weight, m->hidden, m->epsilon, (char *)out + r * m->hidden * width(m->dtype), m->dtype);
+    wait_for_team(member);
 }
 
 /* One head's query or key: its norm, if there is one, and its rotation; from `from` to `to`. */
@@ -38,11 +38,10 @@ INLINE void rotate(const Model *m, const float *norm, int64_t position, int64_t 
 }
 
 /* Rotates queries in place and puts rotated keys, and values, into their slots. qkv: (num_tokens, (heads + 2 kv_heads) head_dim). */
-static void rope_team(const Model *m, const Layer *layer, const Step *s, char *qkv) {
+static void rope_team(const Member *member, const Model *m, const Layer *layer, const Step *s, char *qkv) {
     const Attention *a = &layer->attention;
     int64_t head = a->head_dim * width(m->dtype), heads = a->num_heads + 2 * a->num_kv_heads;
-#pragma omp for schedule(static)
-    for (int64_t t = 0; t < s->num_tokens; t++)
+    FOR_TEAM(member, t, s->num_tokens)
         for (int64_t h = 0; h < heads; h++) {
             char *from = qkv + (t * heads + h) * head;
             int64_t kv = h < a->num_heads + a->num_kv_heads ? h - a->num_heads : h - a->num_heads - a->num_kv_heads;
@@ -55,29 +54,32 @@ static void rope_team(const Model *m, const Layer *layer, const Step *s, char *q
                 else rotate(m, norm, s->positions[t], a->head_dim, from, target, F32);
             }
         }
+    wait_for_team(member);
 }
 
 static void forward(const Model *m, const Step *s, const Scratch *b) {
     int64_t n = s->num_tokens, hidden = m->hidden;
     Plan plan = make_plan(&m->layers[0].attention, s, num_threads(), m->num_layers);
-#pragma omp parallel
+    Team team = {0};
+#pragma omp parallel num_threads(num_threads())
     {
-#pragma omp for schedule(static)
-        for (int64_t t = 0; t < n; t++)
+        Member member = join_team(&team), *me = &member;
+        FOR_TEAM(me, t, n)
             for (int64_t i = 0; i < hidden; i++) b->residual[t * hidden + i] = get(m->embedding, s->token_ids[t] * hidden + i, m->dtype);
+        wait_for_team(me);
         for (int64_t i = 0; i < m->num_layers; i++) {
             const Layer *layer = &m->layers[i];
-            norm_team(m, layer->input_norm, b->residual, n, 0, b->hidden);
-            linear_team(&layer->qkv, b->hidden, n, m->dtype, STORE, b->qkv);
-            rope_team(m, layer, s, b->qkv);
-            attend_team(&layer->attention, s, &plan, i, b->qkv, layer->qkv.outputs, b->mixed);
-            linear_team(&layer->output, b->mixed, n, m->dtype, ADD, b->residual);
-            norm_team(m, layer->post_norm, b->residual, n, 0, b->hidden);
-            linear_team(&layer->gate_up, b->hidden, n, m->dtype, GATE, b->inner);
-            linear_team(&layer->down, b->inner, n, m->dtype, ADD, b->residual);
+            norm_team(me, m, layer->input_norm, b->residual, n, 0, b->hidden);
+            linear_team(me, &layer->qkv, b->hidden, n, m->dtype, STORE, b->qkv);
+            rope_team(me, m, layer, s, b->qkv);
+            attend_team(me, &layer->attention, s, &plan, i, b->qkv, layer->qkv.outputs, b->mixed);
+            linear_team(me, &layer->output, b->mixed, n, m->dtype, ADD, b->residual);
+            norm_team(me, m, layer->post_norm, b->residual, n, 0, b->hidden);
+            linear_team(me, &layer->gate_up, b->hidden, n, m->dtype, GATE, b->inner);
+            linear_team(me, &layer->down, b->inner, n, m->dtype, ADD, b->residual);
         }
-        norm_team(m, m->final_norm, b->residual, s->num_logit_rows, s->logit_rows, b->hidden);
-        linear_team(&m->head, b->hidden, s->num_logit_rows, m->dtype, LOGITS, b->logits);
+        norm_team(me, m, m->final_norm, b->residual, s->num_logit_rows, s->logit_rows, b->hidden);
+        linear_team(me, &m->head, b->hidden, s->num_logit_rows, m->dtype, LOGITS, b->logits);
     }
     free_plan(plan);
 }

@@ -78,10 +78,9 @@ INLINE void finish_row(float *y, const float *bias, int64_t column, int64_t n, i
 }
 
 /* Called by every thread of a team. x: (rows, inputs). */
-static void linear_team(const Linear *l, const void *x, int64_t rows, int dtype, int kind, void *out) {
+static void linear_team(const Member *member, const Linear *l, const void *x, int64_t rows, int dtype, int kind, void *out) {
     int64_t blocks = ceil_div(l->outputs, COLUMNS), chunks = ceil_div(rows, ROW_CHUNK), x_stride = l->inputs * width(dtype);
-#pragma omp for schedule(static)
-    for (int64_t item = 0; item < blocks * chunks; item++) {
+    FOR_TEAM(member, item, blocks * chunks) {
         int64_t block = item / chunks, first = item % chunks * ROW_CHUNK, last = min64(first + ROW_CHUNK, rows), n;
         const char *w = (const char *)l->weight + block * COLUMNS * x_stride, *next = w + COLUMNS * x_stride, *ahead = w + AHEAD;
         int64_t pace = last - first > MAX_ROWS ? 64 : 128; /* all of it in one pass, or half of the next block in each of two */
@@ -94,9 +93,14 @@ static void linear_team(const Linear *l, const void *x, int64_t rows, int dtype,
                 finish_row(y + r * COLUMNS, l->bias, block * COLUMNS, min64(COLUMNS, l->outputs - block * COLUMNS), kind, out, row + r, l->outputs, dtype);
         }
     }
+    wait_for_team(member);
 }
 
 static void linear(const Linear *l, const void *x, int64_t rows, int64_t dtype, void *out) {
-#pragma omp parallel
-    linear_team(l, x, rows, dtype, STORE, out);
+    Team team = {0};
+#pragma omp parallel num_threads(num_threads())
+    {
+        Member member = join_team(&team);
+        linear_team(&member, l, x, rows, dtype, STORE, out);
+    }
 }

@@ -1,6 +1,7 @@
 /* One instruction set's copy of all kernels. Included once by each variant_*.c, after its target pragma. */
 #include "kernels.h"
 #include "vector.h"
+#include "team.h"
 #include "attention.h"
 #include "linear.h"
 #include "forward.h"

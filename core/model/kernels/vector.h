@@ -102,10 +102,3 @@ INLINE void load_pair(const char *p, int dtype, vf *a, vf *b) {
         *b = vload((const float *)p + VL);
     }
 }
-
-#ifdef _OPENMP
-#include <omp.h>
-static int64_t num_threads(void) { return omp_get_max_threads(); }
-#else
-static int64_t num_threads(void) { return 1; }
-#endif
