@@ -2,7 +2,7 @@
 
 One task per sequence reads vLLM's tokens; text, stop strings and ends are made of them by `core/update.py`, exactly as
 in the native engine. When vLLM's engine process dies, its streams end with an error, readiness turns red, and it is
-started again, at most `MAX_RESTARTS` times in `RESTART_WINDOW_S`.
+started again, as often as a `RestartBudget` allows.
 
 Lives on the event loop. Knows vLLM only through `VllmEngine`. Made by `server/backends`.
 """
@@ -13,7 +13,6 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -28,14 +27,12 @@ from server.backends.base import BackendStatus, GenerationRequest, RequestRecord
 from server.backends.blocking import in_thread
 from server.backends.ledger import LOADING, Ledger, to_sequence
 from server.backends.queue_stream import QueueStream
+from server.backends.restart_budget import RestartBudget
 from server.backends.vllm_engine import Delta, EngineGone, StepCounter, VllmEngine
 from server.backends.vllm_reaper import Reaper
 from server.logs import StatsReporter, event
 from server.metrics import Metrics
 
-MAX_RESTARTS = 3
-RESTART_WINDOW_S = 600.0
-BACK_OFF_S = 1.0  # before the first restart; doubles with each
 STOP_S = 20.0  # for vLLM's processes to end, force included
 
 _EMPTY = StepStats(0, 0, 0, 0, 0, 0)
@@ -58,14 +55,13 @@ class VllmBackend:
         counter: StepCounter,
         metrics: Metrics,
         stats_interval_s: float = 10.0,
-        *,
-        back_off_s: float = BACK_OFF_S,
+        budget: RestartBudget | None = None,
     ) -> None:
         self._config = config
         self._start = start
         self._counter = counter
         self._metrics = metrics
-        self._back_off_s = back_off_s
+        self._budget = budget or RestartBudget()
         self._reporter = StatsReporter(stats_interval_s, metrics)
         self._reaper = Reaper()
         self._ledger = Ledger(config, metrics, self._reporter)
@@ -75,9 +71,9 @@ class VllmBackend:
         self._phase: Phase = "loading"
         self._message = LOADING
         self._is_draining = False
+        self._num_lost = 0  # sequences of the engine that has died
         self._stats = _EMPTY
         self._tasks: dict[str, asyncio.Task[None]] = {}  # by sequence id
-        self._deaths_s: deque[float] = deque(maxlen=MAX_RESTARTS)
         self._life: asyncio.Task[None] | None = None  # what loads, or loads again
         self._last_sign_s = 0.0  # of the engine, or of new work for an idle one
         counter.on_stats = self._on_stats
@@ -164,7 +160,7 @@ class VllmBackend:
     def _on_death(self, engine: VllmEngine) -> None:
         if engine is not self._engine or self._phase != "ready":
             return
-        num_lost = len(self._ledger)
+        num_lost, self._num_lost = self._num_lost + len(self._ledger), 0
         self._engine, self._phase = None, "loading"
         self._message = "vLLM's engine process has ended; it is being started again."
         self._stats = replace(_EMPTY, num_blocks_free=self._counter.num_blocks)
@@ -176,29 +172,28 @@ class VllmBackend:
     async def _come_back(self, engine: VllmEngine) -> None:
         """Until an engine answers, or too many have died."""
         await self._bury(engine)
+        died_s = time.monotonic()
         while self._engine is None:
-            now_s = time.monotonic()
-            recent = [death_s for death_s in self._deaths_s if now_s - death_s < RESTART_WINDOW_S]
-            if len(recent) >= MAX_RESTARTS:
+            granted = self._budget.take(time.monotonic())
+            if granted is None:
                 self._give_up()
                 return
-            self._deaths_s.append(now_s)
-            delay_s = self._back_off_s * 2 ** len(recent)
+            number, pause_s = granted
             event(
                 _log,
                 logging.WARNING,
                 "engine restart",
-                restart=len(recent) + 1,
-                limit=MAX_RESTARTS,
-                back_off_s=delay_s,
+                restart=number,
+                limit=self._budget.limit,
+                pause_s=pause_s,
             )
-            await asyncio.sleep(delay_s)
+            await asyncio.sleep(pause_s)
             try:
                 await self._open()
             except Exception as error:
                 self._engine = None
                 _log.error("vLLM could not be started again: %s", error)
-        event(_log, logging.INFO, "engine restarted", seconds=time.monotonic() - self._deaths_s[-1])
+        event(_log, logging.INFO, "engine restarted", seconds=time.monotonic() - died_s)
 
     async def _bury(self, engine: VllmEngine) -> None:
         """Sockets and threads on this side, and whatever still runs of a dead engine."""
@@ -206,10 +201,13 @@ class VllmBackend:
         await in_thread(self._reaper.kill_rest)
 
     def _give_up(self) -> None:
-        minutes = RESTART_WINDOW_S / 60
-        message = f"vLLM's engine process has ended more than {MAX_RESTARTS} times in {minutes:.0f} minutes."
-        self._phase, self._message = "dead", message
-        _log.error("%s It is not started again.", message)
+        budget = self._budget
+        minutes = budget.window_s / 60
+        self._message = (
+            f"vLLM's engine process has ended {budget.limit + 1} times in {minutes:.0f} minutes."
+        )
+        self._phase = "dead"
+        _log.error("%s It is not started again.", self._message)
 
     def _fail_streams(self, error: OutputError) -> None:
         for sequence_id in self._ledger.fail(error):
@@ -271,6 +269,7 @@ class VllmBackend:
         except TimeoutError:
             self._end(sequence, final_output(sequence, FinishReason.ERROR, error=_WAITED))
         except EngineGone:
+            self._num_lost += 1
             self._end(sequence, final_output(sequence, FinishReason.ERROR, error=_DIED))
         except Exception:
             _log.exception("sequence %s: vLLM failed", sequence.sequence_id)

@@ -130,7 +130,7 @@ class VllmEngine:
         info: dict[str, str] | None = None,
         startup_s: dict[str, float] | None = None,
     ) -> None:
-        self._llm = llm
+        self._llm: Any = llm
         self.model = model
         self.lines = lines
         self.info = info or {}
@@ -162,6 +162,8 @@ class VllmEngine:
             params, sequence.seed, sequence.choice_index, self.model.shape.eos_token_ids
         )
         prompt = {"type": "token", "prompt_token_ids": list(sequence.token_ids)}
+        if self._llm is None:
+            raise EngineGone
         outputs = self._llm.generate(prompt, wanted, sequence.sequence_id)
         try:
             async with contextlib.aclosing(outputs):
@@ -172,7 +174,12 @@ class VllmEngine:
 
     def shutdown(self) -> None:
         """Blocks until vLLM's processes have ended, by force after `SHUTDOWN_S`. For a thread. Idempotent."""
-        self._llm.shutdown(timeout=SHUTDOWN_S)
+        llm, self._llm = (
+            self._llm,
+            None,
+        )  # its destructor must not be left to the end of the interpreter
+        if llm is not None:
+            llm.shutdown(timeout=SHUTDOWN_S)
 
 
 def _delta(output: Any, num_top: int | None) -> Delta:

@@ -174,3 +174,15 @@ def test_build_config_takes_dotted_keys():
     assert build_config({"engine.batch_size": 3}).engine.batch_size == 3
     with pytest.raises(ConfigError):
         build_config({"engine.batch_size": "3"})
+
+
+def test_engine_arguments_are_passed_through_but_not_the_model(tmp_path):
+    config, _ = load(
+        None, {}, "engine.backend=vllm", "vllm.engine_args={tensor_parallel_size: 2}", tmp=tmp_path
+    )
+    assert (config.engine.backend, config.vllm.model) == ("vllm", None)
+    assert config.vllm.engine_args == {"tensor_parallel_size": 2}
+    assert ServerConfig().vllm.engine_args == {}
+    for wrong in ("{model: a}", "[1]", "{1: 2}", "text"):
+        message = message_of(tmp_path, None, {}, f"vllm.engine_args={wrong}")
+        assert "vllm.engine_args must be a mapping" in message

@@ -20,7 +20,8 @@ from core.outputs import FinishReason
 from core.sequence import Sequence
 from server.app import create_app
 from server.backends.base import ServedModel
-from server.backends.vllm import MAX_RESTARTS, VllmBackend
+from server.backends.restart_budget import RestartBudget
+from server.backends.vllm import VllmBackend
 from server.backends.vllm_engine import Delta, EngineGone, StepCounter
 from server.backends.vllm_reaper import VARIABLE, Reaper
 from server.config import build_config
@@ -83,7 +84,11 @@ class Played:
         self.failing_starts = 0
         self.model = played_model()
         self.backend = VllmBackend(
-            self.config.engine, self._start, StepCounter(), self.metrics, back_off_s=0.01
+            self.config.engine,
+            self._start,
+            StepCounter(),
+            self.metrics,
+            budget=RestartBudget(first_pause_s=0.01),
         )
         self.client = TestClient(TestServer(create_app(self.config, self.backend, self.metrics)))
 
@@ -203,7 +208,7 @@ async def test_a_dead_engine_ends_its_streams_with_an_error_turns_red_and_comes_
 
 async def test_an_engine_that_dies_again_and_again_is_given_up(play):
     played = await play()
-    for number in range(MAX_RESTARTS + 1):
+    for number in range(4):
         await played.ready()
         assert len(played.engines) == number + 1
         played.engines[-1].die()
@@ -213,7 +218,7 @@ async def test_an_engine_that_dies_again_and_again_is_given_up(play):
     answer = await played.client.post("/generate", json={"prompts": ["a"]})
     assert answer.status == 503
     assert check_error(await answer.json())["code"] == "engine_dead"
-    assert len(played.engines) == MAX_RESTARTS + 1
+    assert len(played.engines) == 4
 
 
 async def test_an_engine_that_cannot_start_says_why(play):
@@ -242,6 +247,12 @@ async def test_a_drain_lets_running_sequences_finish_and_fails_the_rest(play):
     assert time.monotonic() - started_s < 3
     assert len(read_native_stream(await short.read()).tokens) == 100
     assert read_native_stream(await long.read(), may_fail=True).error["code"] == "draining"
+
+
+def test_restarts_are_bounded_within_a_window_and_wait_ever_longer():
+    budget = RestartBudget(first_pause_s=1, limit=3, window_s=100)
+    assert [budget.take(now_s) for now_s in (0, 10, 20, 30)] == [(1, 1), (2, 2), (3, 4), None]
+    assert budget.take(105) == (3, 4)  # the first is forgotten
 
 
 def test_the_reaper_ends_what_bears_its_mark_when_the_server_is_gone():

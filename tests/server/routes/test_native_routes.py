@@ -142,6 +142,10 @@ async def test_generate_vllm_says_what_is_missing(start_server, enabled):
         error = check_error(answer)
         assert error["code"] == "vllm_unavailable"
         assert ("vllm.enabled" in error["message"]) == (not enabled)
+        assert "not installed" in error["message"]
+        assert "pip install" in error["message"] or "docs.vllm.ai" in error["message"]
+    for body in ({}, {"prompts": "a"}, {"prompts": [""]}, {"prompts": [], "temperature": 3}):
+        assert (await post(server, "/generate_vllm", body))[0] == 400
 
 
 async def test_only_json_is_read(start_server):
