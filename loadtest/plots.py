@@ -46,7 +46,7 @@ def plot_stages(lines: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 
 def plot_timeline(stages: Mapping[str, Sequence[RequestTimes]], path: Path) -> None:
-    """One row per request and one panel per stage, on one time axis."""
+    """One row per request, in the order in which they began, and one panel per stage, on one time axis."""
     plt = _pyplot()
     shown = {name: requests for name, requests in stages.items() if requests}
     if not shown:
@@ -77,7 +77,8 @@ def plot_timeline(stages: Mapping[str, Sequence[RequestTimes]], path: Path) -> N
 
 
 def _draw_requests(axis: Any, requests: Sequence[RequestTimes]) -> None:
-    for row, request in enumerate(requests):
+    in_order = sorted(requests, key=lambda r: r.end_s if r.scheduled_s is None else r.scheduled_s)
+    for row, request in enumerate(in_order):
         first_s = request.first_token_s if request.first_token_s is not None else request.end_s
         begin_s = request.scheduled_s if request.scheduled_s is not None else first_s
         _bar(axis, row, request.arrival_s, begin_s, WAITING)
