@@ -55,7 +55,7 @@ STAGES = (
     Stage("single", "/basic_generate", ("engine.policy=single",)),
     Stage("static", "/generate", ("engine.policy=static",)),
     Stage("continuous", "/generate_stream", ("engine.policy=continuous",)),
-    Stage("vllm", "/generate_vllm", ("vllm.enabled=true",)),
+    Stage("vllm", "/generate_vllm", ("engine.backend=vllm",)),
 )
 LOG_SETTINGS = ("log.format=json", "log.level=debug")
 
@@ -100,7 +100,8 @@ def command_of(stage: Stage, args: argparse.Namespace) -> list[str]:
     settings = [*stage.settings, f"engine.batch_size={args.batch_size}", *LOG_SETTINGS, *args.set]
     command = list(args.command)
     if stage.name == "vllm":
-        settings += args.vllm_set
+        # By itself vLLM leaves a core to its front end; the native engine uses them all.
+        settings += [f"engine.threads={os.cpu_count() or 1}", *args.vllm_set]
         command = [vllm_python() or command[0], *command[1:]]
     flags = [word for setting in settings for word in ("--set", setting)]
     return [*command, "--host", "127.0.0.1", "--port", "{port}", *flags]

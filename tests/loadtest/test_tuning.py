@@ -135,7 +135,7 @@ def test_the_python_of_vllm_starts_its_server(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("NORIA_VLLM_PYTHON", "/elsewhere/python")
     command = ladder.command_of(STAGES[3], parse("ladder", "--vllm-set", "vllm.model=x"))
     assert command[:3] == ["/elsewhere/python", "-m", "server"]
-    assert {"vllm.enabled=true", "vllm.model=x"} <= set(command)
+    assert {"engine.backend=vllm", "vllm.model=x"} <= set(command)
 
 
 def test_each_route_gets_its_own_body() -> None:
