@@ -1,7 +1,6 @@
 """`VllmBackend`: everything behind the routes stays, and vLLM computes instead of our own step loop.
 
-One task per sequence reads vLLM's tokens; text, stop strings and ends are made of them by `core/update.py`, exactly as
-in the native engine. When vLLM's engine process dies, its streams end with an error, readiness turns red, and it is
+One task per sequence reads vLLM's tokens (`vllm_follow.py`). When vLLM's engine process dies, its streams end with an error, readiness turns red, and it is
 started again, as often as a `RestartBudget` allows.
 
 Lives on the event loop. Knows vLLM only through `VllmEngine`. Made by `server/backends`.
@@ -17,22 +16,23 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from core.config import EngineConfig
-from core.detokenizer import Detokenizer
 from core.errors import EngineDead, ModelLoading, NoriaError
-from core.outputs import FinishReason, OutputError, SampledToken, StepOutput, StepStats
+from core.outputs import FinishReason, OutputError, StepOutput, StepStats
 from core.sequence import Sequence
 from core.step_loop import Phase, Report
-from core.update import advance, final_output
+from core.update import final_output
 from server.backends.base import BackendStatus, GenerationRequest, RequestRecord, ServedModel
 from server.backends.blocking import in_thread
 from server.backends.ledger import LOADING, Ledger, to_sequence
 from server.backends.queue_stream import QueueStream
 from server.backends.restart_budget import RestartBudget
-from server.backends.vllm_engine import Delta, EngineGone, StepCounter, VllmEngine
+from server.backends.vllm_engine import EngineGone, StepCounter, VllmEngine
+from server.backends.vllm_follow import follow
 from server.backends.vllm_reaper import Reaper
 from server.logs import StatsReporter, event
 from server.metrics import Metrics
 
+LOOK_EVERY_S = 0.25
 STOP_S = 20.0  # for vLLM's processes to end, force included
 
 _EMPTY = StepStats(0, 0, 0, 0, 0, 0)
@@ -132,8 +132,7 @@ class VllmBackend:
 
     async def _open(self) -> None:
         """Starts an engine and waits until it has answered."""
-        self._reaper.start()
-        engine = await in_thread(lambda: self._start(self._report))
+        engine = await self._watched_start()
         self._engine = engine
         try:
             await engine.open(lambda: self._on_death(engine))
@@ -144,6 +143,16 @@ class VllmBackend:
         self._metrics.set_model(engine.model)
         self._metrics.info, self._metrics.startup_s = engine.info, engine.startup_s
         self._phase, self._message = "ready", "ready"
+
+    async def _watched_start(self) -> VllmEngine:
+        """The helper learns of every process that comes into being meanwhile, should this one be killed."""
+        self._reaper.start()
+        starting = asyncio.ensure_future(in_thread(lambda: self._start(self._report)))
+        while not starting.done():
+            self._reaper.look()
+            await asyncio.wait({starting}, timeout=LOOK_EVERY_S)
+        self._reaper.look()
+        return starting.result()
 
     def _report(self, message: str, progress: float | None = None) -> None:
         """In the starting thread."""
@@ -192,13 +201,14 @@ class VllmBackend:
                 await self._open()
             except Exception as error:
                 self._engine = None
+                self._reaper.kill_rest()
                 _log.error("vLLM could not be started again: %s", error)
         event(_log, logging.INFO, "engine restarted", seconds=time.monotonic() - died_s)
 
     async def _bury(self, engine: VllmEngine) -> None:
         """Sockets and threads on this side, and whatever still runs of a dead engine."""
         await in_thread(engine.shutdown)
-        await in_thread(self._reaper.kill_rest)
+        self._reaper.kill_rest()
 
     def _give_up(self) -> None:
         budget = self._budget
@@ -263,65 +273,25 @@ class VllmBackend:
     async def _compute(self, sequence: Sequence) -> None:
         """From submission to exactly one final output."""
         try:
-            await self._follow(sequence)
+            if self._engine is None:
+                raise EngineGone
+            await follow(self._engine, sequence, self._take, self._config.queue_timeout_s)
         except asyncio.CancelledError:  # a client that left; vLLM has been told
-            self._end(sequence, final_output(sequence, FinishReason.ABORT))
+            self._take(final_output(sequence, FinishReason.ABORT))
         except TimeoutError:
-            self._end(sequence, final_output(sequence, FinishReason.ERROR, error=_WAITED))
+            self._take(final_output(sequence, FinishReason.ERROR, error=_WAITED))
         except EngineGone:
             self._num_lost += 1
-            self._end(sequence, final_output(sequence, FinishReason.ERROR, error=_DIED))
+            self._take(final_output(sequence, FinishReason.ERROR, error=_DIED))
         except Exception:
             _log.exception("sequence %s: vLLM failed", sequence.sequence_id)
-            self._end(sequence, final_output(sequence, FinishReason.ERROR, error=_BROKEN))
+            self._take(final_output(sequence, FinishReason.ERROR, error=_BROKEN))
 
-    def _end(self, sequence: Sequence, output: StepOutput) -> None:
-        self._ledger.take([output], time.monotonic())
-
-    async def _follow(self, sequence: Sequence) -> None:
-        """Every token of vLLM's becomes one output. Raises what ends the sequence otherwise."""
-        engine, model = self._engine, self._model
-        if engine is None or model is None:
-            raise EngineGone
-        params = sequence.params
-        prompt_ids = list(sequence.token_ids)
-        detokenizer = Detokenizer(model.tokenizer.decode, prompt_ids, params)
-        async with (
-            asyncio.timeout(self._config.queue_timeout_s or None) as queue_limit,
-            contextlib.aclosing(engine.generate(sequence)) as deltas,
-        ):
-            async for delta in deltas:
-                queue_limit.reschedule(None)
-                now_s = time.monotonic()
-                _note_times(sequence, delta, now_s)
-                for token_id, logprobs in delta.tokens:
-                    token = SampledToken(token_id, logprobs)
-                    output = advance(
-                        sequence,
-                        token,
-                        lambda _: detokenizer,
-                        model.shape,
-                        model.max_model_len,
-                        now_s,
-                    )
-                    self._ledger.take([output], now_s)
-                    if output.finish_reason is not None:
-                        return  # leaving the generator aborts what vLLM may still do
-                if delta.ended is not None:
-                    raise RuntimeError(f"vLLM ended the sequence early: {delta.ended}")
-        raise RuntimeError("vLLM ended the sequence without a last token")
+    def _take(self, output: StepOutput, now_s: float | None = None) -> None:
+        self._ledger.take([output], time.monotonic() if now_s is None else now_s)
 
     def _on_stats(self, stats: StepStats, num_new_tokens: int) -> None:
         now_s = time.monotonic()
         self._last_sign_s = now_s
         self._stats = replace(stats, num_waiting_prompt_tokens=self._ledger.num_waiting_tokens)
         self._ledger.observe_step(self._stats, num_new_tokens, now_s)
-
-
-def _note_times(sequence: Sequence, delta: Delta, now_s: float) -> None:
-    """On one machine all processes have the same monotonic clock; times from elsewhere are held within ours."""
-    sequence.num_cached_tokens = delta.num_cached_tokens
-    sequence.num_preemptions = delta.num_preemptions
-    if not sequence.scheduled_s:
-        scheduled_s = delta.scheduled_s or sequence.queued_s
-        sequence.scheduled_s = min(max(scheduled_s, sequence.queued_s), now_s)

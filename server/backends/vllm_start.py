@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import importlib.util
+import math
 import os
 import platform
 import sys
@@ -95,15 +96,30 @@ def _set_environment(config: ServerConfig) -> None:
         # This process has threads (tokenizing, perhaps a step thread): a fork could inherit a held lock.
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     }
-    if config.engine.threads != "auto" and hasattr(os, "sched_getaffinity"):
-        cores = sorted(os.sched_getaffinity(0))[: config.engine.threads]
-        defaults["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, cores))
+    if cores := _cores_of_workers(config):
+        defaults["VLLM_CPU_OMP_THREADS_BIND"] = cores
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
     openmp, preloaded = Path(sys.prefix) / "lib" / "libiomp5.so", os.environ.get("LD_PRELOAD", "")
     if openmp.exists() and "omp" not in preloaded:
         # The CPU build brings Intel's OpenMP along, but its processes use it only if it is loaded before torch's.
         os.environ["LD_PRELOAD"] = f"{preloaded}:{openmp}".lstrip(":")
+
+
+def _cores_of_workers(config: ServerConfig) -> str:
+    """As `0,1|2,3`: `engine.threads` cores (auto: all) in equal shares. Empty leaves the choice to vLLM, which can make
+    it for one worker per NUMA node only."""
+    args, threads = config.vllm.engine_args, config.engine.threads
+    sizes = [args.get(f"{kind}_parallel_size", 1) for kind in ("tensor", "pipeline")]
+    num_workers = math.prod(size for size in sizes if isinstance(size, int))
+    if not hasattr(os, "sched_getaffinity") or (threads == "auto" and num_workers == 1):
+        return ""
+    cores = [str(core) for core in sorted(os.sched_getaffinity(0))]
+    cores = cores if threads == "auto" else cores[:threads]
+    share = len(cores) // num_workers
+    if share < 1:
+        return ""
+    return "|".join(",".join(cores[i * share : (i + 1) * share]) for i in range(num_workers))
 
 
 def _import_vllm() -> tuple[Any, Any]:

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from core.errors import ConfigError
-from server.backends import make_backend, make_beside, vllm_install
+from server.backends import make_backend, make_beside, vllm_install, vllm_start
 from server.backends.vllm_engine import StepCounter
 from server.backends.vllm_params import LOWEST_LOGPROB, to_logprobs
 from server.config import build_config
@@ -139,3 +139,18 @@ def test_two_engines_share_the_families_under_their_own_labels():
         'vllm:request_params_max_tokens_count{engine="0",model_name="m"} 1.0',
         'vllm:request_params_max_tokens_count{engine="1",model_name="m"} 2.0',
     }
+
+
+def test_cores_are_shared_out_among_workers(monkeypatch):
+    monkeypatch.setattr(vllm_start.os, "sched_getaffinity", lambda _: {0, 1, 2, 3, 5})
+
+    def cores(**settings: object) -> str:
+        return vllm_start._cores_of_workers(
+            build_config({key.replace("__", "."): value for key, value in settings.items()})
+        )
+
+    assert cores() == ""
+    assert cores(engine__threads=2) == "0,1"
+    assert cores(vllm__engine_args={"tensor_parallel_size": 2}) == "0,1|2,3"
+    assert cores(vllm__engine_args={"pipeline_parallel_size": 2}, engine__threads=2) == "0|1"
+    assert cores(vllm__engine_args={"tensor_parallel_size": 4}, engine__threads=2) == ""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import subprocess
 import sys
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from pathlib import Path
 
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
@@ -23,7 +23,7 @@ from server.backends.base import ServedModel
 from server.backends.restart_budget import RestartBudget
 from server.backends.vllm import VllmBackend
 from server.backends.vllm_engine import Delta, EngineGone, StepCounter
-from server.backends.vllm_reaper import VARIABLE, Reaper
+from server.backends.vllm_reaper import Reaper
 from server.config import build_config
 from server.metrics import Metrics
 
@@ -121,7 +121,7 @@ async def play() -> AsyncIterator[Callable[..., Played]]:
     for played in made:
         await played.client.close()
         assert all(engine.is_shut_down for engine in played.engines)
-        assert VARIABLE not in os.environ or played.backend._reaper._helper is None
+        assert played.backend._reaper._helper is None
 
 
 async def test_texts_stop_strings_and_lengths_are_those_of_the_native_engine(play):
@@ -255,32 +255,48 @@ def test_restarts_are_bounded_within_a_window_and_wait_ever_longer():
     assert budget.take(105) == (3, 4)  # the first is forgotten
 
 
-def test_the_reaper_ends_what_bears_its_mark_when_the_server_is_gone():
-    """The server is killed: nobody is left to stop the engine but the helper."""
+SLEEPER = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']); "
+
+
+def test_the_reaper_ends_an_engine_and_its_workers_when_the_server_is_killed():
+    """Nobody is left to stop them but the helper."""
     script = (
-        "import os, subprocess, sys\n"
-        "from server.backends.vllm_reaper import Reaper\n"
+        "import os, subprocess, sys, time\n"
+        "from server.backends.vllm_reaper import Reaper, _below\n"
         "reaper = Reaper(); reaper.start()\n"
-        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'], start_new_session=True)\n"
-        "print(child.pid, flush=True)\n"
+        f"subprocess.Popen([sys.executable, '-c', {SLEEPER + 'time.sleep(60)'!r}], start_new_session=True)\n"
+        "while len(_below(os.getpid())) < 3: time.sleep(0.05)\n"
+        "reaper.look()\n"
+        "print(*(pid for pid, _ in _below(os.getpid())), flush=True)\n"
         "os.kill(os.getpid(), 9)\n"
     )
-    run = subprocess.run([sys.executable, "-c", script], stdout=-1, cwd=os.getcwd(), timeout=30)
-    pid = int(run.stdout)
+    run = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, timeout=30)
+    pids = [int(word) for word in run.stdout.split()]
+    assert len(pids) == 3  # the engine, its worker, the helper
     deadline_s = time.monotonic() + 10
-    while os.path.exists(f"/proc/{pid}") and time.monotonic() < deadline_s:
+    while any(map(is_alive, pids)) and time.monotonic() < deadline_s:
         time.sleep(0.05)
-    assert not os.path.exists(f"/proc/{pid}")
+    assert not any(map(is_alive, pids))
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return text.rpartition(")")[2].split()[0] != "Z"
 
 
 def test_the_reaper_ends_a_dead_engines_rest_and_then_itself():
     reaper = Reaper()
     reaper.start()
     helper = reaper._helper
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    time.sleep(0.2)
+    first, second = (
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) for _ in range(2)
+    )
+    reaper.look()
     reaper.kill_rest()
-    assert child.wait(5) == -9
+    assert first.wait(5) == second.wait(5) == -9
     reaper.finish()
     assert helper.returncode == 0
-    os.environ.pop(VARIABLE)
+    reaper.look()  # nobody is there, and nothing happens
