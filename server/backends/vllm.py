@@ -1,7 +1,7 @@
 """`VllmBackend`: everything behind the routes stays, and vLLM computes instead of our own step loop.
 
-One task per sequence reads vLLM's tokens (`vllm_follow.py`). When vLLM's engine process dies, its streams end with an error, readiness turns red, and it is
-started again, as often as a `RestartBudget` allows.
+One task per sequence reads vLLM's tokens (`vllm_follow.py`). When vLLM's engine process dies, its streams end with an
+error, readiness turns red, and it is started again, as often as a `RestartBudget` allows.
 
 Lives on the event loop. Knows vLLM only through `VllmEngine`. Made by `server/backends`.
 """

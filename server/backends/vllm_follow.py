@@ -24,8 +24,8 @@ async def follow(
 ) -> None:
     """Gives `take` one output per token, the last of them with a finish reason, and the moment it came.
 
-    Raises what ends the sequence otherwise: `EngineGone`, `TimeoutError` when no token came within `queue_timeout_s` (0:
-    no limit), or what vLLM raised.
+    Raises what ends the sequence otherwise: `EngineGone`, `TimeoutError` when no token came within `queue_timeout_s`
+    (0: no limit), or what vLLM raised.
     """
     model = engine.model
     detokenizer = Detokenizer(model.tokenizer.decode, list(sequence.token_ids), sequence.params)
