@@ -8,6 +8,7 @@ import sys
 from types import ModuleType
 
 from loadtest import (
+    agreement,
     attention,
     bench,
     compare,
@@ -29,6 +30,7 @@ SUBCOMMANDS: dict[str, tuple[ModuleType, str]] = {
     "sweep": (sweep, "one server per value of a setting: throughput against latency"),
     "tune": (tune, "finds batch_size and token budget that meet a latency target"),
     "mixed": (mixed, "20 short prompts and 5 long ones at once"),
+    "agreement": (agreement, "locust's percentiles against the server's own histograms"),
     "kv-cache": (kv_cache, "a token with the KV cache against computing the whole prefix again"),
     "paging": (
         paging,
