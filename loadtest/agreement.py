@@ -2,7 +2,7 @@
 
 Starts a server, lets locust read streams from it for a while, and compares percentiles of time to first token, gaps and
 end-to-end latency with those of `/metrics` over the same time. A histogram knows a percentile only as well as its
-buckets are narrow: the two agree if they differ by at most `--tolerance`, or if locust's lies in the histogram's bucket.
+buckets are narrow: the two agree if they differ by at most `--tolerance`, or if locust's lies in the same bucket.
 """
 
 from __future__ import annotations
