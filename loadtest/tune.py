@@ -145,12 +145,16 @@ def report(
         )
         return 1
     held = clients or best.batch_size
+    load, words = f"up to {held} clients at once", f"--concurrency {held}"
+    if options.rates:
+        rates = " ".join(f"{rate:g}" for rate in options.rates)
+        load, words = f"arrivals at {rates} per second", f"--rate {rates}"
     goals = " ".join(f"--{name.replace('_', '-')} {value:g}" for name, value in _goals(options))
     print(
-        f"Recommended for up to {held} clients at once: --set engine.batch_size={best.batch_size} "
+        f"Recommended for {load}: --set engine.batch_size={best.batch_size} "
         f"--set engine.max_batched_tokens={best.budget}\n"
-        f"To check: python -m loadtest bench --scenario {' '.join(options.shapes)} --concurrency {held} "
-        f"--seed {options.seed + 1} {goals}"
+        f"To check, against a server with these settings: python -m loadtest bench "
+        f"--scenario {' '.join(options.shapes)} {words} --seed {options.seed + 1} {goals}"
     )
     return 0
 
