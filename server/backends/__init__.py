@@ -35,14 +35,21 @@ def make_beside(config: ServerConfig, metrics: Metrics) -> Backend | None:
     is_wanted = config.vllm.enabled and config.engine.backend == "native"
     if not is_wanted or not vllm_install.is_installed():
         return None
-    return _make_vllm(config, metrics.beside("1"))
+    return _make_vllm(config, metrics.beside("1"), announces=True)
 
 
-def _make_vllm(config: ServerConfig, metrics: Metrics) -> Backend:
+def _make_vllm(config: ServerConfig, metrics: Metrics, *, announces: bool = False) -> Backend:
     from server.backends.vllm import VllmBackend
     from server.backends.vllm_engine import StepCounter
     from server.backends.vllm_start import make_start
 
     counter = StepCounter()
     start = make_start(config, counter)
-    return VllmBackend(config.engine, start, counter, metrics, config.log.stats_interval_s)
+    return VllmBackend(
+        config.engine,
+        start,
+        counter,
+        metrics,
+        config.log.stats_interval_s,
+        announces=announces,
+    )

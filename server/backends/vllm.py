@@ -44,7 +44,8 @@ _log = logging.getLogger("noria.backend")
 
 
 class VllmBackend:
-    """Implements `Backend`. `start` runs in a thread of its own and blocks while vLLM loads."""
+    """Implements `Backend`. `start` runs in a thread of its own and blocks while vLLM loads. `announces`: it tells its
+    start lines itself, because the start log is that of another engine."""
 
     name = "vllm"
 
@@ -56,11 +57,13 @@ class VllmBackend:
         metrics: Metrics,
         stats_interval_s: float = 10.0,
         budget: RestartBudget | None = None,
+        announces: bool = False,
     ) -> None:
         self._config = config
         self._start = start
         self._counter = counter
         self._metrics = metrics
+        self._announces = announces
         self._budget = budget or RestartBudget()
         self._reporter = StatsReporter(stats_interval_s, metrics)
         self._reaper = Reaper()
@@ -139,8 +142,11 @@ class VllmBackend:
         except EngineGone:
             await self._bury(engine)
             raise EngineDead("vLLM's engine process has ended while it started.") from None
-        self._model, self._lines = engine.model, engine.lines
-        self._metrics.set_model(engine.model)
+        if self._model is None:  # figures and names outlive an engine
+            self._model, self._lines = engine.model, engine.lines
+            self._metrics.set_model(engine.model)
+            for line in engine.lines if self._announces else ():
+                _log.info("beside: %s", line)
         self._metrics.info, self._metrics.startup_s = engine.info, engine.startup_s
         self._phase, self._message = "ready", "ready"
 

@@ -391,6 +391,7 @@ async def test_vllm_beside_the_native_engine_and_nothing_is_left_of_a_killed_ser
                 assert 'vllm:generation_tokens_total{engine="1"' in await response.text()
             async with http.get("/health") as response:
                 assert (await response.json())["vllm"] == "ready"
+        assert "beside: Maximum concurrency for 2,048 tokens" in running.log()
         pids = engine_pids(running.process.pid)
         assert pids
     finally:
