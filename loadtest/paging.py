@@ -119,11 +119,13 @@ def summarize(samples: Items[StepSample], capacity_tokens: int) -> dict[str, Any
 
 
 def _plot(samples: Items[StepSample], args: argparse.Namespace) -> None:
-    from loadtest.plots import plot_lines
+    from loadtest.plots import plot_pairs
 
-    series = {
-        "reserved: whole context each": [(i, s.reserved) for i, s in enumerate(samples)],
-        "blocks in use": [(i, s.paged) for i, s in enumerate(samples)],
-        "tokens held": [(i, s.held) for i, s in enumerate(samples)],
+    reserved = [(i, sample.reserved) for i, sample in enumerate(samples)]
+    paged = [(i, sample.paged) for i, sample in enumerate(samples)]
+    held = [(i, sample.held) for i, sample in enumerate(samples)]
+    panels = {
+        "against a reservation (tokens)": {"whole context each": reserved, "blocks": paged},
+        "close up (tokens)": {"room in blocks": paged, "tokens held": held},
     }
-    plot_lines(series, args.plot, x_label="step", y_label="tokens")
+    plot_pairs(panels, args.plot, x_label="step", is_log=False)

@@ -135,17 +135,25 @@ def plot_lines(
 
 
 def plot_pairs(
-    panels: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]], path: Path, *, x_label: str
+    panels: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]],
+    path: Path,
+    *,
+    x_label: str,
+    is_log: bool = True,
 ) -> None:
-    """Panels side by side, each with named lines over doubling sizes."""
+    """Panels side by side, each with named lines, over doubling sizes or (not `is_log`) over plain ones."""
     figure, axes = _pyplot().subplots(1, len(panels), figsize=(9, 3.6), squeeze=False)
     for axis, (title, series) in zip(axes[0], panels.items(), strict=True):
         for color, (name, points) in zip(SERIES, series.items(), strict=False):
-            axis.plot([x for x, _ in points], [y for _, y in points], "o-", color=color, label=name)
-        ticks = sorted({x for points in series.values() for x, _ in points})
-        axis.set_xscale("log", base=2)
-        axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-        axis.set_yscale("log")
+            style = "o-" if is_log else "-"
+            axis.plot(
+                [x for x, _ in points], [y for _, y in points], style, color=color, label=name
+            )
+        if is_log:
+            ticks = sorted({x for points in series.values() for x, _ in points})
+            axis.set_xscale("log", base=2)
+            axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+            axis.set_yscale("log")
         axis.set_xlabel(x_label)
         axis.set_title(title)
         axis.legend(frameon=False)
