@@ -28,6 +28,7 @@ _WORDS = {
     "null": "null",
 }
 MAX_UNKNOWN_NAMES = 256
+MAX_SHOWN_NAME = 64
 
 REFUSED: Mapping[str, tuple[object, ...]] = {
     "prompt_logprobs": (False,),
@@ -38,12 +39,7 @@ REFUSED: Mapping[str, tuple[object, ...]] = {
     "skip_special_tokens": (True,),
     "truncate_prompt_tokens": (),
     "structured_outputs": (),
-    "guided_json": (),
-    "guided_regex": (),
     "guided_choice": ([],),
-    "guided_grammar": (),
-    "guided_decoding_backend": (),
-    "guided_whitespace_pattern": (),
     "grammar": (),
     "regex": (),
     "typical_p": (1.0,),
@@ -54,6 +50,9 @@ REFUSED: Mapping[str, tuple[object, ...]] = {
     "cache_salt": (),
 }
 """Refused on every route unless null or one of these neutral values."""
+
+REFUSED_PREFIX = "guided_"
+"""A family of names that grows with every engine; all of them bind the answer to a grammar."""
 
 IGNORED_BY_OPENAI = frozenset(
     {
@@ -78,7 +77,7 @@ class UnknownFields:
 
     def note(self, names: Iterable[str]) -> None:
         for name in names:
-            shown = name[:64]
+            shown = name[:MAX_SHOWN_NAME]
             if shown not in self._names and len(self._names) < MAX_UNKNOWN_NAMES:
                 self._names.add(shown)
                 _log.warning("unknown request field ignored: %r", shown)
@@ -107,9 +106,11 @@ def _translate(text: str, prefix: str) -> InvalidValue:
 
 def refuse_unsupported(body: Mapping[str, Any], refused: Mapping[str, tuple[object, ...]]) -> None:
     """Raises `UnsupportedValue` for the first known field whose value would change the answer."""
-    for name in refused.keys() & body.keys():
-        if not _is_neutral(body[name], refused[name]):
-            raise UnsupportedValue(f"{name} is not supported with this value.", param=name)
+    for name, value in body.items():
+        is_known = name in refused or name.startswith(REFUSED_PREFIX)
+        if is_known and not _is_neutral(value, refused.get(name, ())):
+            shown = name[:MAX_SHOWN_NAME]
+            raise UnsupportedValue(f"{shown} is not supported with this value.", param=shown)
 
 
 def _is_neutral(value: object, neutral: tuple[object, ...]) -> bool:
