@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from typing import Any
+from urllib.parse import unquote_to_bytes
 
 import orjson
 from aiohttp import web
@@ -82,8 +83,8 @@ class NativeRoutes:
         if "last-event-id" in request.headers:
             return web.Response(status=204)
         model = request.app[BACKEND].served_model()
+        _check_unicode(request.rel_url.raw_query_string)
         query = [(name, text) for name, text in request.query.items() if name != "api_key"]
-        _check_unicode(query)
         body = body_of_query(query)
         checked = parse_one(body, model, STREAM_DEFAULTS, self._unknown, streams=True)
         return await _stream(request, model, checked, EventSourceRenderer)
@@ -164,13 +165,13 @@ async def _stream(
     return await answer_stream(request, requests, make_renderer)
 
 
-def _check_unicode(query: list[tuple[str, str]]) -> None:
-    """A query may smuggle in what a JSON body cannot hold."""
-    for name, text in query:
-        try:
-            name.encode(), text.encode()
-        except UnicodeEncodeError:
-            raise InvalidValue("The query is not valid UTF-8.") from None
+def _check_unicode(raw_query: str) -> None:
+    """A query may hold bytes that no JSON body can. They are looked for where they still are bytes: the decoded query
+    shows `%FF` as the text `%FF`."""
+    try:
+        unquote_to_bytes(raw_query).decode()
+    except UnicodeError:
+        raise InvalidValue("The query is not valid UTF-8.") from None
 
 
 def _json(value: dict[str, Any]) -> web.Response:

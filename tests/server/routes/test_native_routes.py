@@ -8,6 +8,7 @@ import uuid
 
 import pytest
 from strict_clients import check_error, read_event_source, read_native_stream
+from yarl import URL
 
 
 async def post(server, path, body, **options):
@@ -94,12 +95,16 @@ async def test_a_browser_that_asks_again_is_told_not_to(start_server):
         "prompt=a&stream=false",
         "prompt=a&prompt=b",
         "prompt=a&logit_bias={}",
+        "prompt=%FF",
+        "prompt=a%ED%A0%80",
+        "prompt=a&stop=%C3",
+        "prompt=a&%FF=1",
     ],
 )
 async def test_a_bad_query_is_refused_before_the_stream(start_server, query):
-    """B004"""
+    """B004, B078"""
     server = await start_server()
-    response = await server.client.get(f"/generate_stream?{query}")
+    response = await server.client.get(URL(f"/generate_stream?{query}", encoded=True))
     assert response.status == 400
     check_error(await response.json())
 
