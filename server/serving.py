@@ -22,6 +22,7 @@ from core.errors import ConfigError, NoriaError
 from server.app import create_app
 from server.backends.base import Backend
 from server.config import HttpConfig, ServerConfig
+from server.connection import Connection
 from server.logs import event
 from server.metrics import Metrics
 
@@ -50,16 +51,14 @@ async def serve(
     sockets = open_sockets(config.server)
     runner = web.AppRunner(
         app,
-        access_log=None,
         handler_cancellation=True,  # a client that leaves ends its handler, streaming or not
         shutdown_timeout=LAST_WORDS_S,
-        max_line_size=MAX_URL_BYTES,
     )
     signals = _catch_signals()
+    listeners: list[asyncio.Server] = []
     try:
         await runner.setup()
-        for sock in sockets:
-            await web.SockSite(runner, sock, backlog=BACKLOG).start()
+        listeners = [await _listen(runner, sock) for sock in sockets]
         url = base_url(config.server.host, sockets[0].getsockname()[1])
         event(_log, logging.INFO, "listening", url=url, model=config.model.name)
         loaded = asyncio.ensure_future(backend.loaded())
@@ -75,10 +74,24 @@ async def serve(
         backends = [backend] if beside is None else [backend, beside]
         await _drain(backends, config.server.shutdown_timeout_s, name, signals)
     finally:
+        for listener in listeners:
+            listener.close()
         for sock in sockets:
             sock.close()
         await runner.cleanup()
         _summarize(metrics, started_s)
+
+
+async def _listen(runner: web.AppRunner, sock: socket.socket) -> asyncio.Server:
+    """What a `SockSite` does, with our own connections."""
+    loop, server = asyncio.get_running_loop(), runner.server
+    assert server is not None
+
+    def connect() -> Connection:
+        # None is no access log at all; aiohttp's own runner passes it, too.
+        return Connection(server, loop=loop, access_log=None, max_line_size=MAX_URL_BYTES)  # type: ignore[arg-type]
+
+    return await loop.create_server(connect, sock=sock, backlog=BACKLOG)
 
 
 async def _drain(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import signal
 import socket
@@ -196,3 +197,34 @@ async def test_what_cannot_finish_in_time_gets_an_error_event(is_second_signal):
         assert text.endswith("data: [DONE]\n\n")
         assert await asyncio.wait_for(process.wait(), 5) == 0
         assert time.monotonic() - started_s < 5
+
+
+async def test_bytes_that_are_no_http_get_the_envelope_and_see_nothing_of_themselves():
+    """B074, B142"""
+    post = b"POST /generate HTTP/1.1\r\nhost: x\r\n"
+    long = b"secret" * 20_000
+    async with dummy() as (_, url):
+        host, _, port = url.removeprefix("http://").partition(":")
+        for sent in (
+            b"\x16\x03\x01 secret\r\n\r\n",
+            b"GET / HTTP/9.9\r\nsecret: secret\r\n\r\n",
+            b"SECRET /generate HTTP/1.1\r\nhost: x\r\n\r\n",
+            post + b"content-length: secret\r\n\r\n",
+            post + b"transfer-encoding: chunked\r\n\r\nsecret\r\n",
+            b"GET /generate_stream?prompt=" + long + b" HTTP/1.1\r\nhost: x\r\n\r\n",
+            b"GET / HTTP/1.1\r\nhost: x\r\nx: " + long + b"\r\n\r\n",
+        ):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(sent)
+            answer = await asyncio.wait_for(reader.read(), 5)
+            writer.close()
+            head, _, body = answer.partition(b"\r\n\r\n")
+            assert b" 400 " in head.partition(b"\r\n")[0], answer
+            assert b"x-request-id: req-" in head.lower()
+            assert b"aiohttp" not in answer
+            assert b"secret" not in answer.lower()
+            error = json.loads(body)["error"]
+            assert set(error) == {"message", "type", "param", "code"}
+            assert error["code"] == "invalid_value"
+        async with aiohttp.ClientSession(url) as session, session.get("/health") as response:
+            assert response.status == 200
