@@ -27,9 +27,9 @@ def headings_of(path: Path) -> list[str]:
 
 
 def figures_of(path: Path) -> list[list[str]]:
-    """The cells of all tables that hold digits: measured figures are not translated."""
+    """The cells of all tables that are numbers: measured figures are not translated."""
     lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line[:1] == "|"]
-    return [[cell.strip() for cell in line.split("|") if re.search(r"\d", cell)] for line in lines]
+    return [re.findall(r"(?<=\| )[\d.,]+(?: %)?(?= \|)", line) for line in lines]
 
 
 def test_both_languages_show_the_same_commands_chapters_and_figures() -> None:
