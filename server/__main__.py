@@ -18,6 +18,7 @@ from typing import Any
 
 from core import __version__
 from core.errors import ConfigError, NoriaError
+from server.api_keys import asks_for_key
 from server.backends import make_backend, make_beside
 from server.backends.base import Backend
 from server.config import Override, ServerConfig, describe, load_config
@@ -42,8 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         config, sources = load_config(options.config, os.environ, _overrides(options))
         if options.print_config:
-            print(describe(config, sources))
-            code = 0
+            code = _print(describe(config, sources))
         elif options.plan:
             code = _print_plan(config)
         else:
@@ -148,7 +148,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 def ready_line(url: str, config: ServerConfig, seconds: float) -> str:
-    key = ' -H "authorization: Bearer $KEY"' if config.server.api_keys else ""
+    key = ' -H "authorization: Bearer $KEY"' if asks_for_key(config.server) else ""
     body = """'{"prompt": "The capital of France is"}'"""
     return (
         f"Noria is ready at {url} after {seconds:.1f} s. Try:\n"
@@ -170,7 +170,16 @@ def _print_plan(config: ServerConfig) -> int:
     except NoriaError as error:
         print(f"noria: {error.message}", file=sys.stderr)
         return 1
-    print("\n".join(lines))
+    return _print("\n".join(lines))
+
+
+def _print(text: str) -> int:
+    """To standard output, whose reader may take only the first lines, as `head` does; returns the exit code."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        # What is buffered would raise again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 

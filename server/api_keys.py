@@ -36,6 +36,11 @@ def load_keys(config: HttpConfig) -> tuple[bytes, ...]:
     return tuple(keys)
 
 
+def asks_for_key(config: HttpConfig) -> bool:
+    """Whether clients need a key, wherever keys come from. A file without any stops the start, so it counts."""
+    return bool(config.api_keys) or config.api_key_file is not None
+
+
 def is_open(request: web.Request, config: ServerConfig) -> bool:
     """Whether this request needs no key. An unknown path is not open."""
     resource = request.match_info.route.resource

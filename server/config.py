@@ -219,8 +219,13 @@ def _check(key: str, value: object, source: str) -> None:
 
 
 def _unknown(key: str, source: str) -> ConfigError:
-    close = difflib.get_close_matches(key, [*keys(), *SECTIONS], n=1)
-    section = key.partition(".")[0]
+    section, _, name = key.partition(".")
+    # Only the part that is wrong is compared: a known section would make all its keys look near.
+    if section in SECTIONS:
+        near = difflib.get_close_matches(name, SECTIONS[section].__struct_fields__, n=1)
+        close = [f"{section}.{found}" for found in near]
+    else:
+        close = difflib.get_close_matches(key, [*keys(), *SECTIONS], n=1)
     if close:
         hint = f"did you mean {close[0]}?"
     elif section in SECTIONS:

@@ -18,6 +18,7 @@ from typing import TextIO
 import orjson
 
 from core.outputs import StepStats
+from server.api_keys import asks_for_key
 from server.backends.base import RequestRecord
 from server.config import LogConfig, ServerConfig
 from server.metrics import Metrics
@@ -111,7 +112,7 @@ def log_start(
         logging.INFO,
         "ready",
         url=url,
-        keys="on" if config.server.api_keys or config.server.api_key_file else "off",
+        keys="on" if asks_for_key(config.server) else "off",
         **{f"{phase}_s": f"{seconds:.2f}" for phase, seconds in startup_s.items()},
     )
 

@@ -19,6 +19,7 @@ from typing import Any
 from aiohttp import web
 
 from core.errors import ConfigError, NoriaError
+from server.api_keys import asks_for_key
 from server.app import create_app
 from server.backends.base import Backend
 from server.config import HttpConfig, ServerConfig
@@ -211,8 +212,7 @@ def _summarize(metrics: Metrics, started_s: float) -> None:
 def why_insecure(config: ServerConfig, is_insecure: bool) -> NoriaError | None:
     """Whether the server would be open to others without anyone having said so."""
     http = config.server
-    has_keys = bool(http.api_keys) or http.api_key_file is not None
-    if is_loopback(http.host) or has_keys or is_insecure:
+    if is_loopback(http.host) or asks_for_key(http) or is_insecure:
         return None
     return ConfigError(
         f"server.host {http.host} can be reached from other machines: set server.api_keys or server.api_key_file, "

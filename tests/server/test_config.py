@@ -149,6 +149,14 @@ def test_an_unknown_key_names_its_path_and_the_nearest_one(tmp_path):
     assert "--set takes" in message_of(tmp_path, None, None, "nonsense")
 
 
+def test_an_unknown_key_of_a_known_section_is_not_answered_by_its_section_alone(tmp_path):
+    message = message_of(tmp_path, None, None, "engine.nope=1")
+    assert "did you mean" not in message
+    assert "engine has: backend, device" in message
+    assert "did you mean engine.threads?" in message_of(tmp_path, None, None, "engin.threads=1")
+    assert "did you mean engine?" in message_of(tmp_path, "engin: {threads: 1}\n")
+
+
 def test_broken_files_give_one_line(tmp_path):
     assert "line 3" in message_of(tmp_path, "engine:\n  a: [\n")
     assert "stands twice" in message_of(tmp_path, "log: {level: info}\nlog: {level: debug}\n")

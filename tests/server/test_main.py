@@ -16,6 +16,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from server.__main__ import ready_line
 from server.config import build_config
 from server.serving import base_url, is_loopback, why_insecure
 
@@ -98,6 +99,21 @@ def test_loopback_is_told_by_address(host, expected):
 def test_the_url_shown_can_be_typed():
     assert base_url("0.0.0.0", 8) == "http://127.0.0.1:8"
     assert base_url("::1", 8) == "http://[::1]:8"
+
+
+@pytest.mark.parametrize("settings", [{"api_keys": ["k"]}, {"api_key_file": "/keys"}])
+def test_the_command_shown_when_ready_carries_a_key_wherever_keys_come_from(settings):
+    keyed = build_config({f"server.{name}": value for name, value in settings.items()})
+    assert "Bearer $KEY" in ready_line("http://127.0.0.1:8", keyed, 1.0)
+    assert "Bearer" not in ready_line("http://127.0.0.1:8", build_config({}), 1.0)
+
+
+async def test_a_reader_that_takes_only_the_first_lines_sees_no_traceback():
+    process = await asyncio.create_subprocess_exec(
+        "/bin/sh", "-c", f"{sys.executable} -m server --print-config | true", cwd=ROOT, stderr=-1
+    )
+    _, err = await asyncio.wait_for(process.communicate(), 20)
+    assert err == b""
 
 
 async def test_a_busy_port_is_one_clear_line():
