@@ -1,8 +1,8 @@
 """`python -m loadtest agreement`: does a client measure what the server says? Locust against the server's histograms.
 
 Starts a server, lets locust read streams from it for a while, and compares percentiles of time to first token, gaps and
-end-to-end latency with those of `/metrics` over the same time. A histogram knows a percentile only as well as its
-buckets are narrow: the two agree if they differ by at most `--tolerance`, or if locust's lies in the same bucket.
+end-to-end latency with those of `/metrics` over the same time. A histogram knows its mean exactly, but a percentile
+only as well as its buckets are narrow: the two agree if locust's is at most `--tolerance` away from the bucket.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ def main(args: argparse.Namespace) -> int:
                 start_timeout_s=servers.start_timeout_s,
             ) as server,
         ):
-            before = read_histograms(_get(server.url + "/metrics"))
+            before = _get(server.url + "/metrics")
             exit_code = _run_locust(server.url, folder, args)
-            after = read_histograms(_get(server.url + "/metrics"))
+            after = _get(server.url + "/metrics")
         stats = read_stats((folder / "locust_stats.csv").read_text(encoding="utf-8"))
     lines = [line for name in PAIRS for line in compare(name, stats, before, after, args.tolerance)]
     for line in lines:
@@ -75,7 +75,7 @@ def main(args: argparse.Namespace) -> int:
     columns = ["measure", "percentile", "locust ms", "server ms", "bucket ms", "apart", "agree"]
     rows = [
         [
-            *(line["measure"], f"p{line['percentile']}", f"{line['locust_ms']:.1f}"),
+            *(line["measure"], line["percentile"], f"{line['locust_ms']:.1f}"),
             *(f"{line['server_ms']:.1f}", f"{line['low_ms']:g} to {line['high_ms']:g}"),
             *(f"{line['apart']:.1%}", "yes" if line["agrees"] else "no"),
         ]
@@ -142,29 +142,53 @@ def estimate(buckets: Mapping[float, float], percent: float) -> Estimate | None:
 def compare(
     name: str,
     stats: Mapping[str, Mapping[str, str]],
-    before: Mapping[str, Mapping[float, float]],
-    after: Mapping[str, Mapping[float, float]],
+    before: str,
+    after: str,
     tolerance: float,
 ) -> list[dict[str, Any]]:
-    earlier = before.get(PAIRS[name], {})
-    buckets = {b: count - earlier.get(b, 0.0) for b, count in after.get(PAIRS[name], {}).items()}
-    lines: list[dict[str, Any]] = []
-    for percent in PERCENTILES:
-        found = estimate(buckets, percent)
-        if found is None or name not in stats:
-            continue
-        locust_s = float(stats[name][f"{percent}%"]) / 1000
-        apart = abs(locust_s - found.value) / found.value
-        lines.append(
-            {
-                "measure": name,
-                "percentile": percent,
-                "locust_ms": round(locust_s * 1000, 3),
-                "server_ms": round(found.value * 1000, 3),
-                "low_ms": round(found.low * 1000, 3),
-                "high_ms": round(found.high * 1000, 3),
-                "apart": round(apart, 4),
-                "agrees": apart <= tolerance or found.low <= locust_s <= found.high,
-            }
-        )
-    return lines
+    """The mean and the percentiles of one measure, from locust's table and two texts of `/metrics`."""
+    metric = PAIRS[name]
+    earlier = read_histograms(before).get(metric, {})
+    buckets = {
+        b: n - earlier.get(b, 0.0) for b, n in read_histograms(after).get(metric, {}).items()
+    }
+    found: dict[str, tuple[str, Estimate | None]] = {
+        f"p{percent}": (f"{percent}%", estimate(buckets, percent)) for percent in PERCENTILES
+    }
+    found["mean"] = ("Average Response Time", mean_between(before, after, metric))
+    return [
+        _line(name, label, float(stats[name][column]), known, tolerance)
+        for label, (column, known) in found.items()
+        if known is not None and name in stats
+    ]
+
+
+def mean_between(before: str, after: str, metric: str) -> Estimate | None:
+    """Exact: the sum over the count of what came between."""
+    sums = [_total(text, f"{metric}_sum") for text in (before, after)]
+    counts = [_total(text, f"{metric}_count") for text in (before, after)]
+    if counts[1] <= counts[0]:
+        return None
+    mean = (sums[1] - sums[0]) / (counts[1] - counts[0])
+    return Estimate(mean, mean, mean)
+
+
+def _total(text: str, name: str) -> float:
+    lines = (line for line in text.splitlines() if line.partition("{")[0] == name)
+    return sum(float(line.rpartition(" ")[2]) for line in lines)
+
+
+def _line(
+    name: str, label: str, locust_ms: float, known: Estimate, tolerance: float
+) -> dict[str, Any]:
+    low_ms, high_ms = known.low * 1000, known.high * 1000
+    return {
+        "measure": name,
+        "percentile": label,
+        "locust_ms": round(locust_ms, 3),
+        "server_ms": round(known.value * 1000, 3),
+        "low_ms": round(low_ms, 3),
+        "high_ms": round(high_ms, 3),
+        "apart": round(abs(locust_ms / 1000 - known.value) / known.value, 4),
+        "agrees": low_ms * (1 - tolerance) <= locust_ms <= high_ms * (1 + tolerance),
+    }

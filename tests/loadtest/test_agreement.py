@@ -12,6 +12,7 @@ vllm:inter_token_latency_seconds_bucket{engine="0",le="0.01",model_name="m"} 50.
 vllm:inter_token_latency_seconds_bucket{engine="0",le="0.02",model_name="m"} 100.0
 vllm:inter_token_latency_seconds_bucket{engine="0",le="+Inf",model_name="m"} 100.0
 vllm:inter_token_latency_seconds_sum{engine="0",model_name="m"} 1.0
+vllm:inter_token_latency_seconds_count{engine="0",model_name="m"} 100.0
 """
 NAME = "itl /generate_stream"
 
@@ -26,9 +27,11 @@ def test_a_percentile_is_interpolated_within_its_bucket() -> None:
 
 
 def test_what_was_counted_before_is_taken_off() -> None:
-    stats = read_stats(f"Type,Name,50%,90%,99%\nitl,{NAME},11,18,40\n")
-    after = read_histograms(METRICS)
-    lines = compare(NAME, stats, {}, after, 0.1)
-    assert [line["agrees"] for line in lines] == [True, True, False]
-    before = {"vllm:inter_token_latency_seconds": {0.01: 50.0, 0.02: 50.0, float("inf"): 50.0}}
-    assert compare(NAME, stats, before, after, 0.1)[0]["server_ms"] == 15
+    table = f"Type,Name,Average Response Time,50%,90%,99%\nitl,{NAME},10.5,11,18,40\n"
+    stats = read_stats(table)
+    lines = compare(NAME, stats, "", METRICS, 0.1)
+    assert [line["agrees"] for line in lines] == [True, True, False, True]
+    mean = lines[-1]
+    assert (mean["percentile"], mean["server_ms"], mean["apart"]) == ("mean", 10, 0.05)
+    before = METRICS.replace("100.0", "50.0").replace("_sum{engine", "_other{engine")
+    assert compare(NAME, stats, before, METRICS, 0.1)[0]["server_ms"] == 15
