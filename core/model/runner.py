@@ -40,7 +40,7 @@ class ModelRunner:
     def __init__(self, model: CausalModel, shape: ModelShape, cache_config: CacheConfig) -> None:
         """Reserves the KV cache; on a CPU its memory is taken as it is used."""
         self.shape, self.cache_config = shape, cache_config
-        self._model = model
+        self.model = model
         self._compiled: Kernels | None = getattr(model, "compiled", None)
         self._sampler = Sampler(shape.vocab_size, shape.eos_token_ids)
         self._inputs = StepInputs(cache_config, shape.vocab_size, model.device)
@@ -57,7 +57,7 @@ class ModelRunner:
     def run(self, batch: Batch) -> StepLogits:
         """One forward; see `Runner.run`."""
         step = self._inputs.build(batch)
-        logits = self._model.forward(
+        logits = self.model.forward(
             step.token_ids, step.layout, self.kv_cache.layers, step.logit_rows
         )
         return StepLogits(logits, step.ready)

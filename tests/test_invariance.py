@@ -1,0 +1,97 @@
+"""The same bits whatever the batch: a request's tokens and log-probabilities depend on nothing but the request.
+
+The fast decoder on a CPU with compiled kernels. Each request is answered alone, cold, in one chunk; then in random
+company, in small chunks, with prefix hits, and in a pool so small that most are preempted. Equality is of bits: lists
+of floats are compared as they are.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from core.config import CacheConfig, EngineConfig, KVCacheConfig, ModelConfig
+from core.engine import Engine
+from core.generation import Generation
+from core.model.loader import load_model
+from core.model.runner import ModelRunner
+from core.sampling_params import SamplingParams
+
+VOCABULARY = 49152
+
+
+def make_requests(
+    count: int, longest: int, seed: int
+) -> tuple[list[list[int]], list[SamplingParams]]:
+    """Prompts log-uniform in length, every fourth beginning like the one before; greedy and seeded in turn."""
+    generator = random.Random(seed)
+    prompts: list[list[int]] = []
+    params: list[SamplingParams] = []
+    for i in range(count):
+        length = max(1, round(longest ** generator.random()))
+        prompt = [generator.randrange(3, VOCABULARY) for _ in range(length)]
+        if i % 4 == 3:
+            shared = prompts[-1][: length - 1]
+            prompt[: len(shared)] = shared
+        prompts.append(prompt)
+        sampled = {"temperature": 0.9, "top_p": 0.95, "seed": i} if i % 2 else {"temperature": 0.0}
+        tokens = generator.randint(2, 60)
+        params.append(SamplingParams(max_tokens=tokens, ignore_eos=True, logprobs=2, **sampled))
+    return prompts, params
+
+
+def bits(generation: Generation) -> tuple[object, ...]:
+    assert generation.logprobs is not None
+    return tuple(generation.token_ids), tuple(generation.logprobs)
+
+
+def check(folder: Path, dtype: str, count: int, longest: int) -> None:
+    loaded = load_model(
+        ModelConfig(name=str(folder), dtype=dtype),  # type: ignore[arg-type]
+        EngineConfig(device="cpu", kernels="c"),
+        KVCacheConfig(num_blocks=-(-longest // 16) * 8 + 128),
+        lambda message, fraction=None: None,
+    )
+    assert loaded.path == "fast"
+    prompts, params = make_requests(count, longest, seed=5)
+
+    def engine(chunk: int, *, cache: bool, num_blocks: int | None = None) -> Engine:
+        runner = loaded.runner
+        if num_blocks is not None:
+            assert isinstance(runner, ModelRunner)
+            runner = ModelRunner(runner.model, runner.shape, CacheConfig(16, num_blocks))
+        config = EngineConfig(batch_size=16, max_batched_tokens=chunk, prefix_caching=cache)
+        return Engine(config, runner, loaded.tokenizer)
+
+    alone = engine(4096, cache=False)
+    expected = [bits(alone.generate([p], [s])[0]) for p, s in zip(prompts, params, strict=True)]
+    longest_answer = max(len(p) + s.max_tokens for p, s in zip(prompts, params, strict=True))
+    crowded = -(-longest_answer // 16)  # just enough for the longest one alone
+    for company in (
+        engine(512, cache=True),
+        engine(16, cache=False),
+        engine(48, cache=True, num_blocks=crowded),
+    ):
+        for _ in range(2):  # cold, then with whatever the cache holds
+            got = [bits(g) for g in company.generate(prompts, params)]
+            different = [i for i, (a, b) in enumerate(zip(expected, got, strict=True)) if a != b]
+            assert not different, f"{len(different)} of {count} differ, first {different[0]}"
+    assert company.stats().total_preemptions > 0
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_request_gets_the_same_bits_alone_and_in_any_company(
+    default_model_folder: Path, dtype: str
+) -> None:
+    """B056, B066: the quick version."""
+    check(default_model_folder, dtype, count=16, longest=60)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("dtype", "count"), [("bfloat16", 600), ("float32", 60)])
+def test_many_requests_get_the_same_bits_alone_and_in_any_company(
+    default_model_folder: Path, dtype: str, count: int
+) -> None:
+    check(default_model_folder, dtype, count=count, longest=1500)
