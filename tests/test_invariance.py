@@ -86,7 +86,7 @@ def test_a_request_gets_the_same_bits_alone_and_in_any_company(
     default_model_folder: Path, dtype: str
 ) -> None:
     """B056, B066: the quick version."""
-    check(default_model_folder, dtype, count=16, longest=60)
+    check(default_model_folder, dtype, count=8, longest=60)
 
 
 @pytest.mark.slow

@@ -196,9 +196,14 @@ async def test_a_reader_that_pauses_gets_every_character_in_fewer_chunks(start_s
     body = {**LONG, "max_tokens": 700, "temperature": 0}
     async with server.client.post("/v1/completions", json={**body, "stream": False}) as response:
         expected = [choice["text"] for choice in (await response.json())["choices"]]
+    site = server.client.server.runner.sites  # a kernel may keep megabytes for a connection
+    for listener in next(iter(site))._server.sockets:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16384)
     sock = connect(server, receive_bytes=2048)
     send(sock, "/v1/completions", body)
-    await asyncio.sleep(0.5)
+    while server.metrics.total("vllm:generation_tokens") < 2 * 8 * 700:
+        await asyncio.sleep(0.01)  # until all is computed, and most of it waits for the reader
+    await asyncio.sleep(0.1)
     sock.setblocking(False)
     reader, writer = await asyncio.open_connection(sock=sock)
     raw = b""
