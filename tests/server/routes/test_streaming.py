@@ -201,7 +201,7 @@ async def test_a_reader_that_pauses_gets_every_character_in_fewer_chunks(start_s
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16384)
     sock = connect(server, receive_bytes=2048)
     send(sock, "/v1/completions", body)
-    while server.metrics.total("vllm:generation_tokens") < 2 * 8 * 700:
+    while server.metrics.total("vllm:generation_tokens") < 2 * 8 * 700:  # noqa: ASYNC110
         await asyncio.sleep(0.01)  # until all is computed, and most of it waits for the reader
     await asyncio.sleep(0.1)
     sock.setblocking(False)
