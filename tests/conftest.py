@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,31 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--kernels",
+        choices=["auto", "torch"],
+        default="auto",
+        help="what engine.kernels: auto means in every model that a test loads",
+    )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _kernels(request: pytest.FixtureRequest) -> Iterator[None]:
+    if request.config.getoption("--kernels") == "auto":
+        yield
+        return
+    from core.model import loader
+
+    def choose(device: Any, setting: str = "auto") -> Any:
+        return choose_kernels(device, "torch" if setting == "auto" else setting)
+
+    choose_kernels = loader.choose_kernels
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loader, "choose_kernels", choose)
+        yield
 
 
 @pytest.fixture(scope="session")
