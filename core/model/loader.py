@@ -33,6 +33,7 @@ from core.model.default_model import Report
 from core.model.description import ModelDescription, describe
 from core.model.device import available_bytes, choose_device, choose_dtype
 from core.model.source import ModelFiles, resolve
+from core.model.threads import set_threads
 from core.model.tokenizer import Tokenizer
 from core.model.tokenizer_files import load_tokenizer
 from core.model.weights import iterate_weights, measure_weights
@@ -124,8 +125,7 @@ def load_model(
     model: ModelConfig, engine: EngineConfig, kv_cache: KVCacheConfig, report: Report
 ) -> LoadedModel:
     """Load `model.name` and build its runner. Raises `ModelRefused` or `ConfigError` with what to do."""
-    if engine.threads != "auto":
-        torch.set_num_threads(engine.threads)  # of this thread's team, which computes every step
+    set_threads(engine.threads)  # of this thread's team, which computes every step
     watch = _Stopwatch()
     with watch.phase("import"):
         import transformers

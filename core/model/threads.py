@@ -15,7 +15,9 @@ import torch
 
 def set_threads(setting: int | Literal["auto"]) -> int:
     """Sets and returns the threads of torch and of the C kernels, which share one OpenMP runtime. `auto`: one per
-    physical core that this process may use, within the quota of its cgroup."""
+    physical core that this process may use, within the quota of its cgroup; OMP_NUM_THREADS, if set, wins over that."""
+    if setting == "auto" and "OMP_NUM_THREADS" in os.environ:
+        return torch.get_num_threads()
     count = available_cores() if setting == "auto" else setting
     torch.set_num_threads(count)
     return count
