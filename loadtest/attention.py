@@ -32,7 +32,7 @@ WARM_UP_TOKENS = 64
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_engine_arguments(parser)
-    parser.add_argument("--lengths", nargs="+", type=positive_int, default=[1024, 2048, 4096, 8191])
+    parser.add_argument("--lengths", nargs="+", type=positive_int, default=[1024, 2048, 4096])
     parser.add_argument("--plot", type=Path, help="write the plot to this .png")
     parser.add_argument("--one", choices=WAYS, help=argparse.SUPPRESS)  # one way in this process
 
