@@ -18,6 +18,7 @@ from loadtest import (
     paging,
     phases,
     policies,
+    step,
     sweep,
     tune,
 )
@@ -38,6 +39,7 @@ SUBCOMMANDS: dict[str, tuple[ModuleType, str]] = {
     ),
     "attention": (attention, "time and memory of long prefills against eager attention"),
     "phases": (phases, "prefill and decode apart: what a token costs in each"),
+    "step": (step, "a decode and a prefill step, part by part, beside the machine's limits"),
 }
 
 

@@ -99,7 +99,7 @@ def _run_one(args: argparse.Namespace) -> int:
 
 def _noria(args: argparse.Namespace, length: int) -> Callable[[int], None]:
     """Chunks of the default token budget, as a server computes them. Includes its keys and values, like the other."""
-    engine = load_engine(args.model, prefix_caching=False)
+    engine = load_engine(args.model, settings=args.set, prefix_caching=False)
     rng = random.Random(args.seed)
 
     def prefill(num_tokens: int) -> None:

@@ -28,7 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     longest = max(args.lengths) + args.tokens
-    engine = load_engine(args.model, prefix_caching=False, max_batched_tokens=longest)
+    engine = load_engine(
+        args.model, settings=args.set, prefix_caching=False, max_batched_tokens=longest
+    )
     rng = random.Random(args.seed)
     lines: list[dict[str, Any]] = []
     with held_lock(args.lock):

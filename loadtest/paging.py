@@ -48,6 +48,7 @@ def main(args: argparse.Namespace) -> int:
     engine = load_engine(
         args.model,
         KVCacheConfig(block_size=args.block_size, num_blocks=num_blocks),
+        settings=args.set,
         batch_size=args.batch_size,
         prefix_caching=False,
     )

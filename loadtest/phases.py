@@ -41,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     engine = load_engine(
         args.model,
+        settings=args.set,
         prefix_caching=False,
         batch_size=max(args.decode),
         max_batched_tokens=max(*args.prefill, max(args.decode) * DECODE_CONTEXT),

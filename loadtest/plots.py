@@ -159,3 +159,22 @@ def plot_pairs(
         axis.legend(frameon=False)
         axis.spines[["top", "right"]].set_visible(False)
     _save(figure, path)
+
+
+def plot_parts(bars: Mapping[str, Mapping[str, float]], path: Path) -> None:
+    """One stacked bar per step, each divided into its parts, in milliseconds."""
+    plt = _pyplot()
+    figure, axis = plt.subplots(figsize=(9, 0.6 + 0.45 * len(bars)))
+    names = list(bars)
+    begins = [0.0] * len(names)
+    parts = dict.fromkeys(part for bar in bars.values() for part in bar)
+    colors = plt.get_cmap("tab10").colors
+    for part, color in zip(parts, colors, strict=False):
+        sizes = [max(0.0, bar.get(part, 0.0)) for bar in bars.values()]
+        axis.barh(names, sizes, left=begins, color=color, label=part)
+        begins = [begin + size for begin, size in zip(begins, sizes, strict=True)]
+    axis.invert_yaxis()
+    axis.set_xlabel("ms")
+    axis.legend(frameon=False, ncols=5, loc="lower center", bbox_to_anchor=(0.45, 1.0))
+    axis.spines[["top", "right"]].set_visible(False)
+    _save(figure, path)

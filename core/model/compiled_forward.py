@@ -17,6 +17,7 @@ from core.model.decoder_shape import DecoderShape
 from core.model.decoder_weights import GATE_LANES, DecoderWeights, LayerWeights
 from core.model.kernels import (
     DTYPES,
+    PARTS,
     Kernels,
     Layer,
     Model,
@@ -58,6 +59,7 @@ class CompiledForward:
         "_num_rows",
         "_rope",
         "_scratch",
+        "_seconds",
         "_shape",
         "_weights",
     )
@@ -87,6 +89,7 @@ class CompiledForward:
             epsilon=shape.epsilon,
         )
         self._scratch = Scratch()
+        self._seconds: Tensor | None = None
         self._buffers: dict[str, Tensor] = {}
         self._num_rows = self._num_logit_rows = 0
 
@@ -106,6 +109,12 @@ class CompiledForward:
             ctypes.addressof(self._model), ctypes.addressof(step), ctypes.addressof(self._scratch)
         )
         return self._buffers["logits"][:num_logit_rows]
+
+    def time_parts(self) -> Tensor:
+        """From now on every forward adds the seconds of its `PARTS` to the tensor returned, (len(PARTS),) float64."""
+        self._seconds = torch.zeros(len(PARTS), dtype=torch.float64)
+        self._scratch.seconds = self._seconds.data_ptr()
+        return self._seconds
 
     def _bind(self, caches: list[LayerCache]) -> None:
         """Points every layer at its keys and values."""

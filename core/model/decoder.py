@@ -16,6 +16,7 @@ from core.model.attention.layout import AttentionKernels, LayerCache, StepLayout
 from core.model.compiled_forward import CompiledForward, not_compiled
 from core.model.decoder_shape import DecoderShape, shape_of
 from core.model.decoder_weights import DecoderWeights, LayerWeights, Weights, take_weights
+from core.model.linear import PackedLinear
 from core.model.rope import RopeTables
 
 
@@ -62,6 +63,20 @@ class FastDecoder:
             if self._forward_compiled is not None:
                 return self._forward_compiled(token_ids, layout, caches, logit_rows)
             return self._forward(token_ids, layout, caches, logit_rows)
+
+    def time_parts(self) -> Tensor | None:
+        """See `CompiledForward.time_parts`; None where plain torch computes."""
+        return self._forward_compiled.time_parts() if self._forward_compiled is not None else None
+
+    @property
+    def linear_layers(self) -> list[PackedLinear]:
+        """All that a step multiplies with, in its order; the output head is the last."""
+        layers = [
+            linear
+            for layer in self._weights.layers
+            for linear in (layer.qkv, layer.output, layer.gate_up, layer.down)
+        ]
+        return [*layers, self._weights.head]
 
     def _forward(
         self, token_ids: Tensor, layout: StepLayout, caches: list[LayerCache], logit_rows: Tensor

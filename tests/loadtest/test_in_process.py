@@ -9,8 +9,9 @@ import pytest
 from core.config import EngineConfig
 from core.dummy_runner import ByteTokenizer, make_dummy_runner
 from core.engine import Engine
-from loadtest import kv_cache, paging, phases
+from loadtest import kv_cache, paging, phases, step
 from loadtest.in_process import make_sequence
+from loadtest.limits import Limits
 from loadtest.paging import StepSample
 
 
@@ -58,3 +59,36 @@ def test_a_prompt_that_takes_two_steps_is_not_called_one() -> None:
     engine = Engine(EngineConfig(max_batched_tokens=16), make_dummy_runner(), ByteTokenizer())
     with pytest.raises(AssertionError, match="more than one step"):
         phases.prefill_s(engine, random.Random(0), 64)
+
+
+def test_every_part_of_a_step_is_told_and_none_is_lost() -> None:
+    engine = make_engine(batch_size=4)
+    stopwatch = step.Stopwatch(engine)
+    try:
+        runs = stopwatch.decode(random.Random(0), 3, 32, 5)
+        prefill = stopwatch.prefill(random.Random(0), 48)
+    finally:
+        stopwatch.close()
+    assert len(runs) >= 5
+    for parts in [*runs, prefill]:
+        inside = {"schedule", "inputs", "sample", "update", "hand-over"}
+        assert set(parts) == inside | {"step"}
+        assert sum(parts[part] for part in inside) == pytest.approx(parts["step"], rel=0.3)
+    assert not engine.has_work
+
+
+def test_rates_follow_from_work_and_time() -> None:
+    work = step.Work(
+        linear_bytes=60 * 10**6,
+        head_bytes=40 * 10**6,
+        kv_bytes=5 * 10**6,
+        linear_flops=10**9,
+        head_flops=10**9,
+    )
+    limits = Limits(read_gb_per_s=10.0, bf16_gflop_per_s=200.0, int8_gflop_per_s=None)
+    parts = {"linear": 0.01, "head": 0.002, "attention": 0.001, "step": 0.02}
+    decode = step.rates("decode", work, parts, limits)
+    assert decode["linear_of_bf16_peak"] == 0.5
+    assert decode["step_of_weights_read"] == 2
+    assert decode["attention_of_bandwidth"] == 0.5
+    assert step.rates("prefill", work, parts, limits)["prefill_of_bf16_peak"] == 0.5

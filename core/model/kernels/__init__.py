@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 COLUMNS = 32  # outputs in one packed block of a linear layer
 DTYPES = {torch.bfloat16: 0, torch.float32: 1}
+PARTS = ("norms", "linear", "rope", "attention", "head")  # of a forward, as `Scratch.seconds` times
 
 _pointer, _whole, _real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
@@ -70,7 +71,8 @@ class Model(ctypes.Structure):
 
 class Scratch(ctypes.Structure):
     _fields_ = [
-        (name, _pointer) for name in ("residual", "logits", "hidden", "qkv", "mixed", "inner")
+        (name, _pointer)
+        for name in ("residual", "logits", "hidden", "qkv", "mixed", "inner", "seconds")
     ]
 
 

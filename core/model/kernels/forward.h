@@ -64,22 +64,32 @@ static void forward(const Model *m, const Step *s, const Scratch *b) {
 #pragma omp parallel num_threads(num_threads())
     {
         Member member = join_team(&team), *me = &member;
+        begin_marks(me, b->seconds);
         FOR_TEAM(me, t, n)
             for (int64_t i = 0; i < hidden; i++) b->residual[t * hidden + i] = get(m->embedding, s->token_ids[t] * hidden + i, m->dtype);
         wait_for_team(me);
         for (int64_t i = 0; i < m->num_layers; i++) {
             const Layer *layer = &m->layers[i];
             norm_team(me, m, layer->input_norm, b->residual, n, 0, b->hidden);
+            mark(me, PART_NORM);
             linear_team(me, &layer->qkv, b->hidden, n, m->dtype, STORE, b->qkv);
+            mark(me, PART_LINEAR);
             rope_team(me, m, layer, s, b->qkv);
+            mark(me, PART_ROPE);
             attend_team(me, &layer->attention, s, &plan, i, b->qkv, layer->qkv.outputs, b->mixed);
+            mark(me, PART_ATTENTION);
             linear_team(me, &layer->output, b->mixed, n, m->dtype, ADD, b->residual);
+            mark(me, PART_LINEAR);
             norm_team(me, m, layer->post_norm, b->residual, n, 0, b->hidden);
+            mark(me, PART_NORM);
             linear_team(me, &layer->gate_up, b->hidden, n, m->dtype, GATE, b->inner);
             linear_team(me, &layer->down, b->inner, n, m->dtype, ADD, b->residual);
+            mark(me, PART_LINEAR);
         }
         norm_team(me, m, m->final_norm, b->residual, s->num_logit_rows, s->logit_rows, b->hidden);
+        mark(me, PART_NORM);
         linear_team(me, &m->head, b->hidden, s->num_logit_rows, m->dtype, LOGITS, b->logits);
+        mark(me, PART_HEAD);
     }
     free_plan(plan);
 }

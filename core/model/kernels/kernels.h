@@ -47,7 +47,10 @@ typedef struct {
 typedef struct { /* memory of one step, for num_tokens rows (logits: num_logit_rows) */
     float *residual, *logits;
     void *hidden, *qkv, *mixed, *inner;
+    double *seconds; /* (PARTS,) grows by the time each part took, or NULL */
 } Scratch;
+
+enum { PART_NORM, PART_LINEAR, PART_ROPE, PART_ATTENTION, PART_HEAD, PARTS };
 
 typedef struct { /* what every instruction set offers */
     const char *name;

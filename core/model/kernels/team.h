@@ -9,12 +9,13 @@
 #if !defined(_WIN32)
 #include <sched.h>
 #endif
+#include <time.h>
 
 enum { MAX_THREADS = 256, SPINS = 128, LINE = 64 };
 
 typedef struct { int64_t value; char padding[LINE - sizeof(int64_t)]; } Counter; /* alone in its cache line */
 typedef struct { Counter arrived, phase, taken[MAX_THREADS]; } Team; /* starts as zeros */
-typedef struct { Team *team; int64_t self, threads; } Member;
+typedef struct { Team *team; int64_t self, threads; double *seconds, since_s; } Member; /* seconds: where mark() adds, or NULL */
 
 static int64_t num_threads(void) {
 #if defined(_OPENMP)
@@ -28,9 +29,9 @@ static int64_t num_threads(void) {
 /* Called by each thread of a parallel region of num_threads() or fewer. */
 static Member join_team(Team *team) {
 #if defined(_OPENMP)
-    return (Member){team, omp_get_thread_num(), omp_get_num_threads()};
+    return (Member){team, omp_get_thread_num(), omp_get_num_threads(), 0, 0};
 #else
-    return (Member){team, 0, 1};
+    return (Member){team, 0, 1, 0, 0};
 #endif
 }
 
@@ -74,3 +75,23 @@ static void wait_for_team(const Member *m) {
 }
 
 #define FOR_TEAM(member, item, count) for (int64_t item; (item = take(member, count)) >= 0;)
+
+static double now_s(void) {
+    struct timespec t;
+    timespec_get(&t, TIME_UTC);
+    return t.tv_sec + 1e-9 * t.tv_nsec;
+}
+
+/* Begins to time the parts of a step, on one thread, if anybody asked. A part is what ends at its mark, its wait included. */
+static void begin_marks(Member *m, double *seconds) {
+    if (!seconds || m->self) return;
+    m->seconds = seconds;
+    m->since_s = now_s();
+}
+
+static void mark(Member *m, int part) {
+    if (!m->seconds) return;
+    double now = now_s();
+    m->seconds[part] += now - m->since_s;
+    m->since_s = now;
+}

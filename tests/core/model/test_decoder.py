@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 from tiny_decoders import CONFIGS, CPU, SIZES, build, make_step, prompts, rope
@@ -131,3 +133,21 @@ def test_configs_the_fast_decoder_cannot_compute_are_named() -> None:
     assert "longrope" in (unsupported(LlamaConfig(**SIZES, rope_parameters=long)) or "")
     assert "silu" in (unsupported(LlamaConfig(**SIZES, hidden_act="gelu")) or "")
     assert "gemma" in (unsupported(type("Config", (), {"model_type": "gemma2"})()) or "")
+
+
+def test_the_parts_of_a_forward_are_timed_where_asked_and_change_nothing() -> None:
+    chosen, _ = choose_kernels(CPU)
+    if chosen.compiled is None:
+        pytest.skip("only the one C call times its parts")
+    _, decoder = build(CONFIGS["llama"], chosen)
+    (ids,) = prompts(60)
+    before = Cached(decoder, 16, 20).run([(0, ids, 0)])[0]
+    seconds = decoder.time_parts()
+    assert seconds is not None
+    start_s = time.perf_counter()
+    after = Cached(decoder, 16, 20).run([(0, ids, 0)])[0]
+    elapsed_s = time.perf_counter() - start_s
+    assert torch.equal(before, after)
+    assert (seconds > 0).all()
+    assert seconds.sum() < elapsed_s
+    assert len(decoder.linear_layers) == 4 * SIZES["num_hidden_layers"] + 1
