@@ -61,11 +61,11 @@ class Engine:
         self.tokenizer = tokenizer
         self._clock = clock
         self._pool = BlockPool(self.cache_config.num_blocks)
-        self._prefix_cache: PrefixCache | None = None
+        prefix_cache = None
         if config.prefix_caching:
-            self._prefix_cache = PrefixCache(self._pool, self.cache_config.block_size)
+            prefix_cache = PrefixCache(self._pool, self.cache_config.block_size)
         self._scheduler = Scheduler(
-            config, self.cache_config, self.max_model_len, self._pool, self._prefix_cache
+            config, self.cache_config, self.max_model_len, self._pool, prefix_cache
         )
         self._sequences: dict[str, Sequence] = {}  # all that have not ended
         self._detokenizers: dict[str, Detokenizer] = {}  # of those that have begun
@@ -251,8 +251,6 @@ class Engine:
     ) -> None:
         """Takes in what one row computed. An error here ends this sequence and touches no other."""
         sequence.num_computed_tokens += count
-        if self._prefix_cache is not None:
-            self._prefix_cache.publish(sequence)
         if token is None:
             return
         output = advance(

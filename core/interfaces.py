@@ -16,7 +16,11 @@ class Runner(Protocol):
     cache_config: CacheConfig
 
     def run(self, batch: Batch) -> Any:
-        """One forward: writes K and V, returns logits (opaque to the engine). An exception ends the whole batch."""
+        """One forward: writes K and V, returns logits (opaque to the engine). An exception ends the whole batch.
+
+        In each layer the keys and values of all rows are written before any row attends: block tables of different
+        rows may share blocks that this very step fills.
+        """
 
     def sample(self, batch: Batch, logits: Any) -> list[SampledToken | None]:
         """One entry per sequence of the batch; None for rows that are not ready to sample (unfinished prefill, or

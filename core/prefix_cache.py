@@ -2,7 +2,7 @@
 
 Each full block has a digest: SHA-256 over the digest of the block before it and its own token ids, so that a digest
 stands for the whole prefix. Knows the pool only to mark contents as findable; never changes a reference count. Used by
-`Scheduler` (find) and `Engine` (publish). The scheme is vLLM's automatic prefix caching; radix trees
+`Scheduler` only. The scheme is vLLM's automatic prefix caching; radix trees
 (SGLang, https://arxiv.org/abs/2312.07104) find the same prefixes.
 """
 
@@ -60,9 +60,10 @@ class PrefixCache:
             found.append(entry.block_id)
         return found
 
-    def publish(self, sequence: Sequence) -> None:
-        """Makes the blocks that this sequence has filled since the last call findable. Contents must be written."""
-        num_full = sequence.num_computed_tokens // self._block_size
+    def publish(self, sequence: Sequence, num_tokens: int) -> None:
+        """Makes the full blocks among its first `num_tokens` tokens findable, as far as they are not yet. The caller
+        promises that their contents are written before anyone reads them."""
+        num_full = num_tokens // self._block_size
         for index in range(sequence.num_published_blocks, num_full):
             tokens = self._tokens(sequence, index)
             digest = self._digest_at(sequence, index, tokens)

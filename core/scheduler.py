@@ -162,13 +162,27 @@ class Scheduler:
                 break  # preempted for an older one, and so are all that follow
             if not self._grow(sequence):
                 break
-            if sequence.is_finished or sequence.num_tokens_to_compute == 1:
+            if sequence.is_finished:
                 rows.append((sequence, 1))
+            elif sequence.num_tokens_to_compute == 1:
+                self._plan_row(rows, sequence, 1)
             elif budget > 0:
-                count = min(sequence.num_tokens_to_compute, budget)
-                budget -= count
-                rows.append((sequence, count))
+                budget -= self._plan_row(rows, sequence, budget)
         return rows, budget
+
+    def _plan_row(self, rows: list[tuple[Sequence, int]], sequence: Sequence, room: int) -> int:
+        """Schedules up to `room` tokens and returns how many.
+
+        Blocks that they fill are published before the step is computed: a layer writes the keys and values of all rows
+        before any row attends, so those admitted later in this very step may share them, and prompts with the same
+        beginning that arrive together compute it once. Nobody who has a row is preempted in the same step, and a step
+        that fails empties the cache, so the promise is always kept.
+        """
+        count = min(sequence.num_tokens_to_compute, room)
+        rows.append((sequence, count))
+        if self._prefix_cache is not None:
+            self._prefix_cache.publish(sequence, sequence.num_computed_tokens + count)
+        return count
 
     def _grow(self, sequence: Sequence) -> bool:
         """Gives the sequence blocks for all its known tokens, at the cost of the newest. False: it was the newest."""
@@ -209,10 +223,8 @@ class Scheduler:
                 return
             self.waiting.remove(sequence.sequence_id)
             self._start(sequence, hits, now_s)
-            count = min(sequence.num_tokens_to_compute, budget)
-            if count > 0:
-                budget -= count
-                rows.append((sequence, count))
+            if budget > 0:
+                budget -= self._plan_row(rows, sequence, budget)
 
     def _find_room(self, sequence: Sequence) -> list[int] | None:
         """The cached blocks of its prefix if there is room for the rest and some headroom, else None."""

@@ -447,7 +447,7 @@ def test_single_computes_one_at_a_time() -> None:
 def test_stats_tell_the_state_and_only_after_a_step_what_it_did() -> None:
     engine, _ = make_engine(batch_size=2, block_size=4)
     for name in "abc":
-        engine.add(make_sequence(name, "12345", 3))
+        engine.add(make_sequence(name, name + "2345", 3))
     assert engine.stats().num_waiting_prompt_tokens == 15
     engine.step()
     stats = engine.stats(is_after_step=True)

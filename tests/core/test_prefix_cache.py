@@ -20,7 +20,7 @@ def computed(
     sequence = Sequence("s", list(token_ids), SamplingParams())
     sequence.block_ids += pool.allocate(-(-len(token_ids) // SIZE))
     sequence.num_computed_tokens = len(token_ids) if num_computed is None else num_computed
-    cache.publish(sequence)
+    cache.publish(sequence, sequence.num_computed_tokens)
     return sequence
 
 
@@ -116,7 +116,7 @@ class CacheMachine(RuleBasedStateMachine):
         for index in range(start // SIZE, len(sequence.block_ids)):
             prefix = tuple(sequence.token_ids[: (index + 1) * SIZE])
             self.contents[sequence.block_ids[index]] = prefix
-        self.cache.publish(sequence)
+        self.cache.publish(sequence, sequence.num_computed_tokens)
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())

@@ -43,6 +43,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.texts: dict[str, str] = {}
         self.ends: dict[str, StepOutput] = {}
         self.max_preemptions = math.log2(num_blocks) + 2
+        self.shares_blocks = prefix_caching and policy == "continuous"
+
+    @rule(
+        prompt=st.text("ab", min_size=1, max_size=14),
+        endings=st.lists(st.text("ab", max_size=5), min_size=2, max_size=4),
+        max_tokens=st.integers(4, 40),
+    )
+    def add_together(self, prompt: str, endings: list[str], max_tokens: int) -> None:
+        for ending in endings:
+            self.add(prompt + ending, max_tokens)
 
     @rule(prompt=st.text("ab", min_size=1, max_size=14), max_tokens=st.integers(4, 40))
     def add(self, prompt: str, max_tokens: int) -> None:
@@ -118,6 +128,18 @@ class SchedulerMachine(RuleBasedStateMachine):
         stats = self.engine.stats()
         total = stats.num_blocks_used + stats.num_blocks_cached + stats.num_blocks_free
         assert total == self.engine.cache_config.num_blocks
+
+    @invariant()
+    def running_prompts_with_the_same_beginning_hold_the_same_blocks(self) -> None:
+        """So nothing was computed twice. The block of a prompt's last token is its own."""
+        if not hasattr(self, "engine") or not self.shares_blocks:
+            return
+        known: dict[bytes, int] = {}
+        for sequence in self.scheduler.running:
+            for index in range((sequence.num_prompt_tokens - 1) // BLOCK_SIZE):
+                prefix = bytes(sequence.token_ids[: (index + 1) * BLOCK_SIZE])
+                block_id = sequence.block_ids[index]
+                assert known.setdefault(prefix, block_id) == block_id
 
     def teardown(self) -> None:
         if not hasattr(self, "engine"):
