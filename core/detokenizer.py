@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from core.byte_detokenizer import ByteDetokenizer
+from core.interfaces import TextTokenizer
 from core.sampling_params import SamplingParams
 from core.stop_matcher import StopMatcher
 
@@ -21,6 +23,15 @@ _LARGEST_WINDOW = (
     48  # a window that nothing splits cleanly is cut anyway, so that work per token stays constant
 )
 _LONGEST_CHARACTER = 4  # bytes of UTF-8, so also ids
+
+
+def make_detokenizer(
+    tokenizer: TextTokenizer, prompt_ids: Sequence[int], params: SamplingParams
+) -> Detokenizer | ByteDetokenizer:
+    """The cheap one where the tokenizer allows it."""
+    if tokenizer.piece is not None:
+        return ByteDetokenizer(tokenizer.piece, prompt_ids, params)
+    return Detokenizer(tokenizer.decode, prompt_ids, params)
 
 
 class Detokenizer:

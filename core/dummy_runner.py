@@ -181,6 +181,7 @@ class ByteTokenizer:
         self.eos_token_ids = tuple(range(256, 256 + num_eos))
         self.vocab_size = 256 + num_eos
         self.has_chat_template = has_chat_template
+        self.piece: Callable[[int], str | bytes] | None = self._piece
         self._specials = {
             f"<|end{index or ''}|>": token_id for index, token_id in enumerate(self.eos_token_ids)
         }
@@ -221,6 +222,11 @@ class ByteTokenizer:
 
     def decode(self, token_ids: list[int]) -> str:
         return bytes(i for i in token_ids if 0 <= i < 256).decode("utf-8", "replace")
+
+    def _piece(self, token_id: int) -> str | bytes:
+        if 0 <= token_id < 128:
+            return chr(token_id)
+        return bytes((token_id,)) if 0 <= token_id < 256 else b""
 
     def token_bytes(self, token_id: int) -> bytes:
         if 0 <= token_id < 256:

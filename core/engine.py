@@ -14,8 +14,9 @@ from collections.abc import Callable
 from typing import Any
 
 from core.block_pool import BlockPool
+from core.byte_detokenizer import ByteDetokenizer
 from core.config import CacheConfig, EngineConfig, KVCacheConfig, ModelConfig
-from core.detokenizer import Detokenizer
+from core.detokenizer import Detokenizer, make_detokenizer
 from core.errors import ContextLengthExceeded, InvalidValue
 from core.generation import Generation, GenerationBuilder
 from core.interfaces import Runner, TextTokenizer
@@ -68,7 +69,9 @@ class Engine:
             config, self.cache_config, self.max_model_len, self._pool, prefix_cache
         )
         self._sequences: dict[str, Sequence] = {}  # all that have not ended
-        self._detokenizers: dict[str, Detokenizer] = {}  # of those that have begun
+        self._detokenizers: dict[
+            str, Detokenizer | ByteDetokenizer
+        ] = {}  # of those that have begun
         self._outputs: list[StepOutput] = []  # of the step that is being computed
         self._report = IDLE
         self._total_steps = 0
@@ -260,11 +263,11 @@ class Engine:
             self._forget(sequence, output.finish_reason)
         self._outputs.append(output)
 
-    def _detokenizer(self, sequence: Sequence) -> Detokenizer:
+    def _detokenizer(self, sequence: Sequence) -> Detokenizer | ByteDetokenizer:
         detokenizer = self._detokenizers.get(sequence.sequence_id)
         if detokenizer is None:
             prompt_ids = sequence.token_ids[: sequence.num_prompt_tokens]
-            detokenizer = Detokenizer(self.tokenizer.decode, prompt_ids, sequence.params)
+            detokenizer = make_detokenizer(self.tokenizer, prompt_ids, sequence.params)
             self._detokenizers[sequence.sequence_id] = detokenizer
         return detokenizer
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from core.config import CacheConfig, ModelShape
@@ -36,6 +37,9 @@ class TextTokenizer(Protocol):
     vocab_size: int  # ids at or above it have no text
     eos_token_ids: tuple[int, ...]
     has_chat_template: bool
+    # What an id adds to any text: its text, or bytes where they are no whole characters. None where that depends on
+    # the ids beside it.
+    piece: Callable[[int], str | bytes] | None
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Text to ids. Special tokens typed in `text` become control tokens only where the plain prompt of a

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 
+from core.byte_detokenizer import ByteDetokenizer
 from core.config import ModelShape
 from core.detokenizer import Detokenizer
 from core.outputs import (
@@ -18,6 +18,7 @@ from core.outputs import (
     SampledToken,
     StepOutput,
 )
+from core.sampling_params import SamplingParams
 from core.sequence import Sequence
 
 _log = logging.getLogger("noria.engine")
@@ -30,7 +31,7 @@ _DETOKENIZE = "The engine failed to turn the tokens of this request into text."
 def advance(
     sequence: Sequence,
     token: SampledToken,
-    detokenizer_of: Callable[[Sequence], Detokenizer],
+    detokenizer_of: Callable[[Sequence], Detokenizer | ByteDetokenizer],
     shape: ModelShape,
     max_model_len: int,
     now_s: float,
@@ -42,33 +43,35 @@ def advance(
     if token.failure is not None:
         message = _NON_FINITE if token.failure == "non_finite" else _SAMPLING
         return _failure(sequence, token.failure, message)
-    if (
-        not 0 <= token.token_id < shape.vocab_size
-    ):  # has no text, and may crash a tokenizer (B019, B020)
+    token_id = token.token_id
+    if not 0 <= token_id < shape.vocab_size:  # has no text, and may crash a tokenizer (B019, B020)
         _log.error("sequence %s: sampled an id outside the vocabulary", sequence.sequence_id)
         return _failure(sequence, "sampling", _SAMPLING)
-    sequence.token_ids.append(token.token_id)
+    sequence.token_ids.append(token_id)
     sequence.first_token_s = sequence.first_token_s or now_s
     sequence.last_token_s = now_s
+    num_tokens = len(sequence.token_ids)
+    num_output = num_tokens - sequence.num_prompt_tokens
+    is_full = num_output >= sequence.params.max_tokens or num_tokens >= max_model_len
     try:
         text, reason, stop = _take_text(
-            sequence, token.token_id, detokenizer_of(sequence), shape.eos_token_ids, max_model_len
+            sequence, token_id, num_output, is_full, detokenizer_of(sequence), shape.eos_token_ids
         )
     except Exception:
         _log.exception("sequence %s: detokenizing failed", sequence.sequence_id)
         return _failure(sequence, "detokenize", _DETOKENIZE)
-    output = StepOutput(
-        sequence_id=sequence.sequence_id,
-        token_id=token.token_id,
-        text=text,
-        num_prompt_tokens=sequence.num_prompt_tokens,
-        num_cached_tokens=sequence.num_cached_tokens,
-        num_output_tokens=sequence.num_output_tokens,
-        logprobs=token.logprobs,
+    return StepOutput(
+        sequence.sequence_id,
+        token_id,
+        text,
+        sequence.num_prompt_tokens,
+        sequence.num_cached_tokens,
+        num_output,
+        token.logprobs,
+        reason,
+        stop,
+        timings=None if reason is None else _timings(sequence),
     )
-    if reason is None:
-        return output
-    return replace(output, finish_reason=reason, stop_reason=stop, timings=_timings(sequence))
 
 
 def final_output(
@@ -91,35 +94,33 @@ def final_output(
 def _take_text(
     sequence: Sequence,
     token_id: int,
-    detokenizer: Detokenizer,
+    num_output: int,
+    is_full: bool,
+    detokenizer: Detokenizer | ByteDetokenizer,
     eos_token_ids: tuple[int, ...],
-    max_model_len: int,
 ) -> tuple[str, FinishReason | None, int | str | None]:
     """The text that the token releases, and whether and why it is the last."""
     params = sequence.params
-    is_end, stop = _end_token(sequence, token_id, eos_token_ids)
+    is_end, end = False, None
+    if num_output > params.min_tokens:
+        is_end, end = _end_token(params, token_id, eos_token_ids)
     text = ""
     if not is_end or params.include_stop_str_in_output:
         text = detokenizer.push(token_id)
-    is_full = (
-        sequence.num_output_tokens >= params.max_tokens or sequence.num_tokens >= max_model_len
-    )
     if is_end or is_full:
         text += detokenizer.finish()
-    if detokenizer.stop is not None:
-        return text, FinishReason.STOP, detokenizer.stop
-    if is_end:
+    stop = detokenizer.stop
+    if stop is not None:
         return text, FinishReason.STOP, stop
+    if is_end:
+        return text, FinishReason.STOP, end
     return text, FinishReason.LENGTH if is_full else None, None
 
 
 def _end_token(
-    sequence: Sequence, token_id: int, eos_token_ids: tuple[int, ...]
+    params: SamplingParams, token_id: int, eos_token_ids: tuple[int, ...]
 ) -> tuple[bool, int | None]:
     """Whether the token ends the text, and the stop reason: None for the model's own end tokens."""
-    params = sequence.params
-    if sequence.num_output_tokens <= params.min_tokens:
-        return False, None
     if token_id in eos_token_ids and not params.ignore_eos:
         return True, None
     if token_id in params.stop_token_ids:

@@ -15,6 +15,7 @@ from loadtest import (
     kv_cache,
     ladder,
     mixed,
+    overhead,
     paging,
     phases,
     policies,
@@ -39,6 +40,7 @@ SUBCOMMANDS: dict[str, tuple[ModuleType, str]] = {
     ),
     "attention": (attention, "time and memory of long prefills against eager attention"),
     "phases": (phases, "prefill and decode apart: what a token costs in each"),
+    "overhead": (overhead, "processor time of the server itself, per streamed token"),
     "step": (step, "a decode and a prefill step, part by part, beside the machine's limits"),
 }
 

@@ -111,7 +111,7 @@ class Metrics:
 
     def _hold_hot_ones(self) -> None:
         """Direct references for what is observed per token or per step: no lookups there."""
-        self.inter_token = self.histogram("vllm:inter_token_latency_seconds")
+        self._inter_token = self.histogram("vllm:inter_token_latency_seconds")
         self._generation_tokens = self.counter("vllm:generation_tokens")
         self._step_tokens = self.histogram("vllm:iteration_tokens_total")
         self._step_rows = self.histogram("noria:step_sequences")
@@ -166,6 +166,12 @@ class Metrics:
         self._step_rows.observe(stats.num_sequences)
         for part, seconds in stats.parts_s.items():
             follow("noria:step_part_seconds", part).add(seconds)
+
+    @_never_raises
+    def observe_gaps(self, gaps: Mapping[float, int], now_s: float) -> None:
+        """New tokens of one step: how many follow a token of which moment."""
+        for previous_s, number in gaps.items():
+            self._inter_token.observe(now_s - previous_s, number)
 
     @_never_raises
     def observe_first_token(self, since_arrival_s: float, num_prompt: int, num_cached: int) -> None:

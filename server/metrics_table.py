@@ -110,9 +110,10 @@ class Histogram:
     def __post_init__(self) -> None:
         self.counts = [0] * (len(self.bounds) + 1)
 
-    def observe(self, value: float) -> None:
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
+    def observe(self, value: float, number: int = 1) -> None:
+        """`number` observations of the same value."""
+        self.counts[bisect_left(self.bounds, value)] += number
+        self.total += value * number
 
     def cumulative(self) -> Sequence[tuple[str, float]]:
         """(upper bound, observations up to it), as the exposition wants it."""

@@ -7,8 +7,10 @@ long `encode` releases the interpreter lock).
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -59,6 +61,9 @@ class Tokenizer:
             [parsed.get("pre_tokenizer"), parsed.get("decoder"), parsed.get("normalizer")],
             ensure_ascii=False,
         )
+        is_joined = self._is_byte_level and (parsed.get("decoder") or {}).get("type") == "ByteLevel"
+        self.piece: Callable[[int], str | bytes] | None = self._piece if is_joined else None
+        self._pieces: dict[int, str | bytes] = {}
         self._keeps_text = parsed.get("normalizer") is None and self._is_byte_level
         vocabulary = self._backend.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
@@ -135,6 +140,21 @@ class Tokenizer:
         return str(
             self._backend.decode([i for i in token_ids if 0 <= i < size], skip_special_tokens=True)
         )
+
+    def _piece(self, token_id: int) -> str | bytes:
+        """What an id adds to a decoded text, where that does not depend on its neighbours; see `TextTokenizer`."""
+        piece = self._pieces.get(token_id)
+        if piece is None:
+            if (
+                token_id in self._added
+            ):  # the library's own word: it reads their text as byte-level where it can
+                piece = self.decode([token_id])
+            else:
+                piece = self.token_bytes(token_id)
+                with contextlib.suppress(UnicodeDecodeError):
+                    piece = piece.decode()
+            self._pieces[token_id] = piece
+        return piece
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes a token stands for; control tokens by name; empty for ids without text."""

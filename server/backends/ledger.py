@@ -137,18 +137,24 @@ class Ledger:
         """Every output into the queue of its request. An error in counting one touches no stream. Returns the number
         of new tokens."""
         num_new_tokens = 0
+        gaps: dict[
+            float, int
+        ] = {}  # by when the token before came, which most sequences of a step share
         for output in outputs:
             ticket = self._tickets.get(output.sequence_id)
             if ticket is None:
                 continue
-            num_new_tokens += output.token_id is not None
-            if output.finish_reason is not None:
-                self._forget(output.sequence_id, ticket)
-            try:
+            if output.token_id is not None:
+                num_new_tokens += 1
+                if ticket.first_token_s:
+                    gaps[ticket.last_token_s] = gaps.get(ticket.last_token_s, 0) + 1
+            if output.finish_reason is None and ticket.first_token_s:
+                ticket.last_token_s = delivered_s
+                ticket.num_output_tokens = output.num_output_tokens
+            else:
                 self._count(ticket, output, delivered_s)
-            except Exception:
-                self._log_once()
             ticket.stream.put(ticket.index, output)
+        self._metrics.observe_gaps(gaps, delivered_s)
         return num_new_tokens
 
     def observe_step(self, stats: StepStats, num_new_tokens: int, delivered_s: float) -> None:
@@ -186,24 +192,28 @@ class Ledger:
             _log.exception("an output could not be counted; this is logged once")
 
     def _count(self, ticket: Ticket, output: StepOutput, delivered_s: float) -> None:
-        if output.token_id is not None:
-            self._count_token(ticket, output, delivered_s)
+        """The first token of a sequence, and its end."""
         if output.finish_reason is not None:
-            self._count_end(ticket, output, delivered_s)
+            self._forget(output.sequence_id, ticket)
+        try:
+            if output.token_id is not None:
+                self._count_token(ticket, output, delivered_s)
+            if output.finish_reason is not None:
+                self._count_end(ticket, output, delivered_s)
+        except Exception:
+            self._log_once()
 
     def _count_token(self, ticket: Ticket, output: StepOutput, delivered_s: float) -> None:
-        is_first, previous_s = not ticket.first_token_s, ticket.last_token_s
         ticket.last_token_s = delivered_s
         ticket.num_output_tokens = output.num_output_tokens
-        if not is_first:
-            self._metrics.inter_token.observe(delivered_s - previous_s)
-        else:
-            ticket.first_token_s = delivered_s
-            ticket.num_cached_tokens = output.num_cached_tokens
-            since_s = delivered_s - ticket.stream.record.arrival_s
-            num_prompt, num_cached = output.num_prompt_tokens, output.num_cached_tokens
-            self._metrics.observe_first_token(since_s, num_prompt, num_cached)
-            self._reporter.observe_prefix(num_prompt, num_cached)
+        if ticket.first_token_s:
+            return
+        ticket.first_token_s = delivered_s
+        ticket.num_cached_tokens = output.num_cached_tokens
+        since_s = delivered_s - ticket.stream.record.arrival_s
+        num_prompt, num_cached = output.num_prompt_tokens, output.num_cached_tokens
+        self._metrics.observe_first_token(since_s, num_prompt, num_cached)
+        self._reporter.observe_prefix(num_prompt, num_cached)
 
     def _count_end(self, ticket: Ticket, output: StepOutput, delivered_s: float) -> None:
         self._ends_s.append(delivered_s)

@@ -43,9 +43,10 @@ class QueueStream:
 
     async def get(self) -> list[tuple[int, StepOutput]]:
         assert not self.is_finished, "a stream was asked for more after its end"
-        items = [await self._queue.get()]
-        while not self._queue.empty():
-            items.append(self._queue.get_nowait())
+        queue = self._queue
+        items = [await queue.get()]
+        while not queue.empty():
+            items.append(queue.get_nowait())
         self._pending_text_bytes = 0
         for _, output in items:
             if output.finish_reason is not None:

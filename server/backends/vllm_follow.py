@@ -9,7 +9,7 @@ import contextlib
 import time
 from collections.abc import Callable
 
-from core.detokenizer import Detokenizer
+from core.detokenizer import make_detokenizer
 from core.outputs import SampledToken, StepOutput
 from core.sequence import Sequence
 from core.update import advance
@@ -28,7 +28,7 @@ async def follow(
     (0: no limit), or what vLLM raised.
     """
     model = engine.model
-    detokenizer = Detokenizer(model.tokenizer.decode, list(sequence.token_ids), sequence.params)
+    detokenizer = make_detokenizer(model.tokenizer, list(sequence.token_ids), sequence.params)
     async with (
         asyncio.timeout(queue_timeout_s or None) as queue_limit,
         contextlib.aclosing(engine.generate(sequence)) as deltas,

@@ -30,6 +30,8 @@ class Shape(Protocol):
     id_prefix: str
     object_name: str
     chunk_object_name: str
+    text_start: bytes  # of the member that holds a text in the middle of an answer, before and behind the text
+    text_end: bytes
 
     def piece(self, text: str, *, is_first: bool, is_last: bool) -> bytes:
         """The member of a chunk's choice that holds the text."""
@@ -44,6 +46,7 @@ class ChatShape:
     id_prefix = "chatcmpl-"
     object_name = "chat.completion"
     chunk_object_name = "chat.completion.chunk"
+    text_start, text_end = b'"delta":{"content":', b"}"
 
     def __init__(self, tokenizer: TextTokenizer) -> None:
         self._tokenizer = tokenizer
@@ -54,7 +57,7 @@ class ChatShape:
             return b'"delta":{"role":"assistant","content":' + _encode(text) + b"}"
         if is_last and not text:
             return b'"delta":{}'
-        return b'"delta":{"content":' + _encode(text) + b"}"
+        return self.text_start + _encode(text) + self.text_end
 
     def whole(self, text: str) -> dict[str, Any]:
         return {"message": {"role": "assistant", "content": text, "refusal": None}}
@@ -67,13 +70,14 @@ class CompletionShape:
     id_prefix = "cmpl-"
     object_name = "text_completion"
     chunk_object_name = "text_completion"
+    text_start, text_end = b'"text":', b""
 
     def __init__(self, tokenizer: TextTokenizer) -> None:
         self._tokenizer = tokenizer
         self._lists: dict[int, CompletionLogprobs] = {}
 
     def piece(self, text: str, *, is_first: bool, is_last: bool) -> bytes:
-        return b'"text":' + _encode(text)
+        return self.text_start + _encode(text)
 
     def whole(self, text: str) -> dict[str, Any]:
         return {"text": text}
@@ -96,6 +100,7 @@ class _Choice:
     )  # also of tokens whose text is held back
     finish_reason: str | None = None
     has_sent: bool = False
+    plain_start: bytes = b""  # of a chunk that tells nothing but a text
 
 
 class OpenAIRenderer:
@@ -124,10 +129,13 @@ class OpenAIRenderer:
             "model": model_name,
         }
         self._head = b"data: " + sse.escape(orjson.dumps(self._constants))[:-1]
+        starts = [self._head + b',"choices":[{"index":%d,' % i for i in range(num_sequences)]
         self._choices = [
-            _Choice(index, self._head + b',"choices":[{"index":%d,' % index)
-            for index in range(num_sequences)
+            _Choice(index, start, plain_start=start + shape.text_start)
+            for index, start in enumerate(starts)
         ]
+        self._plain_end = shape.text_end + b',"logprobs":null,"finish_reason":null}]}\n\n'
+        self._has_plain_chunks = not has_logprobs and not stream_options.is_continuous
 
     def write(self, outputs: list[tuple[int, StepOutput]], *, merges: bool = False) -> bytes:
         """Chunks for what can be said; `merges` joins the tokens of each choice into one chunk."""
@@ -137,9 +145,20 @@ class OpenAIRenderer:
             return b"".join([self._flush(self._choices[index]) for index in touched])
         parts = []
         for index, output in outputs:
+            choice, text = self._choices[index], output.text
+            if (
+                self._has_plain_chunks
+                and choice.has_sent
+                and output.finish_reason is None
+                and not choice.texts
+            ):  # nearly every token: only its text is encoded
+                self._tally.observe(index, output)
+                if text:
+                    parts.append(b"%b%b%b" % (choice.plain_start, _encode(text), self._plain_end))
+                continue
             self._take(index, output)
-            parts.append(self._flush(self._choices[index]))
-        return b"".join(parts)
+            parts.append(self._flush(choice))
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def end(self) -> bytes:
         """The usage chunk if it was asked for, and the end mark."""

@@ -135,7 +135,7 @@ async def _write_all(
         if error is not None or stream.is_finished:
             await writer.finish()
             return
-        outputs = await _get(stream, keepalive_s)
+        outputs = await (_get(stream, keepalive_s) if keepalive_s > 0 else stream.get())
         is_silent = not outputs
 
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from core.byte_detokenizer import ByteDetokenizer
 from core.detokenizer import Decode, Detokenizer
 from core.dummy_runner import ByteTokenizer
 from core.sampling_params import SamplingParams
@@ -63,6 +64,36 @@ def test_joined_deltas_are_the_whole_text_and_hold_no_half_character(
 def test_joined_deltas_of_arbitrary_bytes_equal_the_decode_of_all(prompt: str, data: bytes) -> None:
     """B014, with output that is no UTF-8 at all."""
     assert "".join(deltas(list(prompt.encode()), list(data))) == data.decode("utf-8", "replace")
+
+
+@given(st.binary(max_size=9), st.binary(max_size=60), st.sampled_from([(), ("a",), ("\ufffd",)]))
+@settings(deadline=None)
+def test_pieces_of_bytes_give_the_text_that_a_decode_of_all_gives(
+    prompt: bytes, data: bytes, stop: tuple[str, ...]
+) -> None:
+    """One look-up a token instead of the library's decode, also where prompt and output meet in a character."""
+    params = SamplingParams(max_tokens=1000, stop=stop)
+    piece = ByteTokenizer().piece
+    assert piece is not None
+    quick = ByteDetokenizer(piece, list(prompt), params)
+    texts = []
+    for token_id in [300, *data, 300]:  # ids without bytes change nothing
+        texts.append(quick.push(token_id))
+        if quick.stop is not None:
+            break
+    text = "".join([*texts, quick.finish()])
+    whole = (prompt + data).decode("utf-8", "replace")
+    before = prompt.decode("utf-8", "replace")
+    kept = before if whole.startswith(before) else before[:-1]
+    assert text == whole[len(kept) :].partition(stop[0] if stop else "\0\0")[0]
+    assert (quick.stop is not None) == bool(stop and stop[0] in whole[len(kept) :])
+
+
+def test_a_half_character_is_held_until_its_last_byte() -> None:
+    piece = ByteTokenizer().piece
+    assert piece is not None
+    detokenizer = ByteDetokenizer(piece, list("né".encode()[:2]), SamplingParams(max_tokens=9))
+    assert [detokenizer.push(i) for i in [*"é🎼".encode()[1:], 33]] == ["é", "", "", "", "🎼", "!"]
 
 
 @given(

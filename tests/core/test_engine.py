@@ -229,7 +229,7 @@ def test_a_failing_detokenizer_fails_alone() -> None:
             raise RuntimeError("cannot decode")
         return decode(token_ids)
 
-    engine.tokenizer.decode = fragile  # type: ignore[method-assign]
+    engine.tokenizer.decode, engine.tokenizer.piece = fragile, None  # type: ignore[method-assign]
     for name in "abcd":
         engine.add(make_sequence(name, f"prompt {name}"))
     outputs = run_to_end(engine)

@@ -267,3 +267,15 @@ async def test_locust_reports_ttft_gaps_and_tokens(tiny: Any) -> None:
     assert process.returncode == 0, text
     for name in ("ttft /generate_stream", "itl /generate_stream", "tokens /v1/chat/completions"):
         assert name in text
+
+
+def test_overhead_counts_the_server_s_own_time(capsys: pytest.CaptureFixture[str]) -> None:
+    if not Path("/proc/self/task").is_dir():
+        pytest.skip("the time of threads is read from /proc")
+    words = ("overhead", "--streams", "2", "--tokens", "64", "--step-ms", "2", "--repeat", "1")
+    args = parse(*words)
+    assert args.run(args) == 0
+    (line,) = lines(capsys)
+    assert (line["output_tokens"], line["tokens_per_chunk"]) == (128, 1)
+    assert 1 < line["loop_us_per_token"] < line["server_us_per_token"] < 20_000
+    assert line["client_us_per_token"] > 0

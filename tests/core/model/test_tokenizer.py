@@ -364,3 +364,44 @@ def test_every_family_folder_loads(tiny_model: Callable[..., Path]) -> None:
     tokenizer = load_tokenizer(tiny_model("gpt2"))
     assert tokenizer.vocab_size == families.NUM_TOKENS
     assert tokenizer.decode(tokenizer.encode("the in a")) == "the in a"
+
+
+def test_a_piece_of_a_byte_level_vocabulary_is_what_a_decode_gives(tokenizer: Tokenizer) -> None:
+    """Every id alone, and texts joined from pieces: the library need not be asked for each token."""
+    assert tokenizer.piece is not None
+    for token_id in [*range(tokenizer.vocab_size), -1, tokenizer.vocab_size, 2**40]:
+        piece = tokenizer.piece(token_id)
+        text = piece if isinstance(piece, str) else piece.decode("utf-8", "replace")
+        assert text == tokenizer.decode([token_id]), token_id
+    for text in TEXTS:
+        ids = tokenizer.encode(text)
+        parts = [tokenizer.piece(token_id) for token_id in ids]
+        data = b"".join(part.encode() if isinstance(part, str) else part for part in parts)
+        assert data.decode() == tokenizer.decode(ids)
+
+
+def test_where_a_text_depends_on_neighbours_there_are_no_pieces() -> None:
+    definition = json.dumps(
+        {
+            "version": "1.0",
+            "added_tokens": [],
+            "decoder": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always"},
+            "model": {"type": "BPE", "vocab": {"▁a": 0, "b": 1}, "merges": []},
+        }
+    )
+    assert Tokenizer(definition).piece is None
+
+
+def test_added_tokens_keep_their_own_text(tmp_path: Path) -> None:
+    families.write_tokenizer(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    definition = json.loads(path.read_text())
+    size = Tokenizer(path.read_text()).vocab_size
+    for place, content in enumerate(["é x", "<think>"]):
+        entry = {"id": size + place, "content": content, "special": False, "normalized": False}
+        flags = dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
+        definition["added_tokens"].append(entry | flags)
+    changed = Tokenizer(json.dumps(definition))
+    assert changed.piece is not None
+    for token_id in (size, size + 1):
+        assert changed.piece(token_id) == changed.decode([token_id]) != ""
