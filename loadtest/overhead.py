@@ -3,7 +3,7 @@
 The server runs in its own process over a runner that computes nothing and plays the tokens of a text; tokenizer,
 detokenizer, scheduler, step thread, event loop and HTTP are the real ones. Its processor time is read from the system:
 the main thread is the event loop, the others are the step thread (the dummy runner's own few microseconds included) and
-the executor.
+the executor. `--real` shows what that comes to beside the real model.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from core.config import ModelConfig
 from loadtest.closed_loop import run_async, run_closed_loop, with_model
 from loadtest.figures import print_table, summarize
+from loadtest.http_share import compare_with_script
 from loadtest.points import emit, held_lock, positive_int
 from loadtest.prompts import prompt_maker_for
 from loadtest.scenarios import Shape, Span
@@ -42,12 +44,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeat", type=positive_int, default=3)
     parser.add_argument("--endpoint", choices=sorted(PATHS), default="completions")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")
+    parser.add_argument(
+        "--real",
+        action="store_true",
+        help="instead: the real model, tokens per second through HTTP over those of a script",
+    )
+    parser.add_argument("--concurrency", nargs="+", type=positive_int, default=[8, 32])
+    parser.add_argument("--real-tokens", type=positive_int, default=128, help="per request")
+    parser.add_argument("--model", default=ModelConfig().name, help="as for the server")
     parser.add_argument("--label", default="", help="copied into each JSON line")
     parser.add_argument("--out", help="append the JSON lines to this file as well")
     parser.add_argument("--lock", help="a lock file held while measuring")
 
 
 def main(args: argparse.Namespace) -> int:
+    if args.real:
+        return compare_with_script(args)
     command = [*COMMAND, "--step-ms", str(args.step_ms), "--port", "{port}"]
     for setting in (f"engine.batch_size={args.streams}", *args.set):
         command += ["--set", setting]

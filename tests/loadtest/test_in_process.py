@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+import time
 
 import pytest
 
 from core.config import EngineConfig
 from core.dummy_runner import ByteTokenizer, make_dummy_runner
 from core.engine import Engine
-from loadtest import kv_cache, paging, phases, step
+from loadtest import kv_cache, paging, phases, script_rate, step
 from loadtest.in_process import make_sequence
 from loadtest.limits import Limits
 from loadtest.paging import StepSample
@@ -92,3 +93,22 @@ def test_rates_follow_from_work_and_time() -> None:
     assert decode["step_of_weights_read"] == 2
     assert decode["attention_of_bandwidth"] == 0.5
     assert step.rates("prefill", work, parts, limits)["prefill_of_bf16_peak"] == 0.5
+
+
+def test_a_script_keeps_so_many_sequences_running_and_counts_their_tokens() -> None:
+    engine = make_engine(batch_size=4)
+    most = 0
+    plain = engine.step
+
+    def watched() -> object:
+        nonlocal most
+        outputs = plain()
+        most = max(most, engine.stats(is_after_step=True).num_sequences)
+        return outputs
+
+    engine.step = watched  # type: ignore[method-assign, assignment]
+    start_s = time.perf_counter()
+    rate = script_rate.run(engine, random.Random(0), 3, 7, 8, 16)
+    elapsed_s = time.perf_counter() - start_s
+    assert (most, engine.has_work) == (3, False)
+    assert 0.5 * rate < 7 * 16 / elapsed_s <= rate
