@@ -172,6 +172,9 @@ async def decorate(request: web.Request, response: web.StreamResponse) -> None:
     response.headers["server"] = "noria"
     if RECORD in request:
         response.headers["x-request-id"] = request[RECORD].request_id
+        timing = server_timing(request[RECORD])
+        if timing:
+            response.headers["server-timing"] = timing
     origin = request.headers.get("origin")
     if origin is None:
         return
@@ -184,9 +187,28 @@ async def decorate(request: web.Request, response: web.StreamResponse) -> None:
     else:
         response.headers["vary"] = "origin"
         return
-    response.headers["access-control-expose-headers"] = "x-request-id, retry-after"
+    response.headers["access-control-expose-headers"] = "x-request-id, retry-after, server-timing"
     if is_preflight(request):
         _allow_preflight(request, response)
+
+
+def server_timing(entry: RequestRecord) -> str:
+    """Where the time of a whole answer went, in the form that browsers and proxies show; empty while nothing has been
+    computed, as when the headers of a stream go out."""
+    if entry.queue_s is None:
+        return ""
+    intervals = {
+        "queue": entry.queue_s,
+        "prefill": entry.prefill_s,
+        "first-token": entry.first_token_s,
+        "decode": entry.decode_s,
+        "total": time.monotonic() - entry.arrival_s,
+    }
+    return ", ".join(
+        f"{name};dur={seconds * 1e3:.3f}"
+        for name, seconds in intervals.items()
+        if seconds is not None
+    )
 
 
 def _allow_preflight(request: web.Request, response: web.StreamResponse) -> None:

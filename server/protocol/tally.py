@@ -54,13 +54,22 @@ class Tally:
     def num_output_tokens(self, index: int) -> int:
         return self._num_output[index]
 
+    @property
+    def num_prompt_tokens(self) -> int:
+        return self._num_prompt
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Of the prompts, taken from the prefix cache; once per prompt."""
+        return sum(self._num_cached[:: self._num_choices])
+
     def usage(self) -> dict[str, Any]:
         num_output = sum(self._num_output)
         return {
             "prompt_tokens": self._num_prompt,
             "completion_tokens": num_output,
             "total_tokens": self._num_prompt + num_output,
-            "prompt_tokens_details": {"cached_tokens": sum(self._num_cached[:: self._num_choices])},
+            "prompt_tokens_details": {"cached_tokens": self.num_cached_tokens},
         }
 
     def timings(self) -> dict[str, Any]:
@@ -69,6 +78,7 @@ class Tally:
         answer: dict[str, Any] = dict.fromkeys(
             ("queue_ms", "prefill_ms", "first_token_ms", "decode_ms", "tokens_per_second")
         )
+        answer["cached_tokens"] = self.num_cached_tokens
         answer["preemptions"] = self._num_preemptions
         if times is None or not times.first_token_s:
             return answer

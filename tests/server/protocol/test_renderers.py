@@ -125,6 +125,7 @@ def test_usage_comes_last_and_only_if_asked_for(kind: str) -> None:
         "first_token_ms": 300.0,
         "decode_ms": 200.0,
         "tokens_per_second": pytest.approx(16.67),
+        "cached_tokens": 2,
         "preemptions": 1,
     }
     body = stream(

@@ -301,3 +301,50 @@ async def test_many_streams_at_once_say_what_they_say_alone(start_server):
         alone = await stream(server, "/v1/completions", body)
         assert alone.choices[0].text == read.choices[0].text
     await server.idle()
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "hello"}),
+        ("/v1/chat/completions", {"messages": USER}),
+        ("/basic_generate", {"prompt": "hello"}),
+    ],
+)
+async def test_whole_answers_say_in_a_header_where_the_time_went(start_server, path, body):
+    server = await start_server(step_time_s=0.002)
+    response = await server.client.post(path, json={**body, "max_tokens": 5})
+    entries = [entry.split(";dur=") for entry in response.headers["server-timing"].split(", ")]
+    spent_ms = {name: float(value) for name, value in entries}
+    assert list(spent_ms) == ["queue", "prefill", "first-token", "decode", "total"]
+    assert spent_ms["decode"] >= 4 * 2
+    assert spent_ms["total"] >= spent_ms["first-token"] >= spent_ms["prefill"] >= 2
+    for failed in (
+        await server.client.post(path, json={**body, "max_tokens": 0}),
+        await server.client.get("/health"),
+    ):
+        assert "server-timing" not in failed.headers
+
+
+@pytest.mark.parametrize("stream_on", [False, True])
+async def test_timings_stand_beside_usage_and_count_what_came_from_the_cache(
+    start_server, stream_on
+):
+    server = await start_server()
+    options = {"stream": stream_on, "stream_options": {"include_usage": True}}
+    body = {"messages": [{"role": "user", "content": "x" * 64}], "max_tokens": 4, **options}
+    for cached in (0, 80):  # five blocks of 16
+        response = await server.client.post("/v1/chat/completions", json=body)
+        if stream_on:
+            last = (await response.read()).split(b"\n\n")[-3]
+            answer = json.loads(last.removeprefix(b"data: "))
+        else:
+            answer = await response.json()
+        timings = answer["timings"]
+        assert timings["cached_tokens"] == cached
+        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == cached
+        assert timings["first_token_ms"] >= timings["prefill_ms"] >= 0
+        assert timings["tokens_per_second"] > 0
+        assert timings["queue_ms"] is not None
+        assert timings["decode_ms"] is not None
+        assert timings["preemptions"] == 0
