@@ -1,109 +1,103 @@
 /* Paged attention that reads K and V in place, for decode and prefill rows alike.
 
-   A work item is a few rows of one sequence and one KV head: every key it reads serves all its queries. Keys are taken in
+   A work item (plan.h) is a few rows and one KV head: every key it reads serves all its queries. Keys are taken in
    segments of SEGMENT at absolute positions; each gives a partial result (maximum, sum, weighted values), and partial
    results are merged in order (Milakov & Gimelshein, Online normalizer calculation for softmax, 2018; Dao et al.,
    FlashAttention). A partial result depends on its query and its keys alone, so that the same bits come out whoever
-   computes it: alone, batched, in chunks, by one thread or by many.
+   computes it: alone, batched, in chunks, beside others who share the keys, by one thread or by many.
 
-   Within a tile of VL keys the lanes are keys (K is transposed on the fly), so that no sum runs across lanes. */
-enum { GROUP = 6, CHUNK = VL == 16 ? 2 : 1, MAX_QUERIES = 24, MIN_SPLIT = 2 };
-
-typedef struct { int64_t sequence, head, row, rows, first, last, partial; } Item; /* segments [first, last) */
-typedef struct { Item *items, *merges; float *partials; int64_t *next, num_items, num_merges, step; } Plan; /* next: per layer */
+   Within a tile of VL keys the lanes are keys (K is transposed on the fly), so that no sum runs across lanes. With bf16
+   instructions (`pairs`) both products take two elements at a time: of K along the head, of V two neighbouring keys, whose
+   rows are zipped; the weights are then bf16, and their sum is of what was rounded. */
+enum { GROUP = 6, CHUNK = VL == 16 ? 2 : 1, TILES = VL == 16 ? 2 : 1 };
 
 typedef struct { /* where the rows of one segment of an item lie: those of positions [low, high), which begins at start */
     const char *keys[SEGMENT], *values[SEGMENT];
     int64_t start, low, high;
 } Place;
 
-typedef struct { /* one thread's memory; a state is (maximum, sum, values[head_dim]) per query */
-    float *scores, *part, *state, *tile;
+typedef struct { /* one thread's memory; a state is (maximum in powers of two, sum, ..., values[head_dim]) per query */
+    float *scores, *part, *state, *tile, *zipped;
     uint32_t *query;
     Place places[2];
-    int64_t queries, low[64 + MAX_QUERIES], high[64 + MAX_QUERIES];
+    int64_t queries, rows[64 + MAX_QUERIES], low[64 + MAX_QUERIES], high[64 + MAX_QUERIES];
 } Work;
 
-static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
-static int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
-
-/* Items of one step. Long contexts are split by segments where there are too few items for the threads. */
-static Plan make_plan(const Attention *a, const Step *s, int64_t threads, int64_t layers) {
-    int64_t group = a->num_heads / a->num_kv_heads, rows = max64(1, MAX_QUERIES / group), count = 0, work = 0;
-    for (int64_t i = 0; i < s->num_sequences; i++) {
-        int64_t n = ceil_div(s->row_starts[i + 1] - s->row_starts[i], rows) * a->num_kv_heads;
-        count += n;
-        work += n * ceil_div(s->context_lens[i], SEGMENT);
-    }
-    int64_t share = count < 8 * threads ? max64(MIN_SPLIT, ceil_div(work, 4 * threads)) : INT64_MAX, pieces = 0, partial = 0;
-    for (int64_t i = 0; i < s->num_sequences; i++)
-        pieces += ceil_div(s->row_starts[i + 1] - s->row_starts[i], rows) * a->num_kv_heads *
-                  (share == INT64_MAX ? 1 : ceil_div(ceil_div(s->context_lens[i], SEGMENT), share));
-    Plan plan = {malloc(sizeof(Item) * (pieces + 1)), malloc(sizeof(Item) * (count + 1)), 0, calloc(layers, sizeof(int64_t)), 0, 0, a->head_dim + 2};
-    for (int64_t i = 0; i < s->num_sequences; i++)
-        for (int64_t row = s->row_starts[i]; row < s->row_starts[i + 1]; row += rows)
-            for (int64_t head = 0; head < a->num_kv_heads; head++) {
-                int64_t n = min64(rows, s->row_starts[i + 1] - row);
-                int64_t last = ceil_div(s->positions[row + n - 1] + 1, SEGMENT);
-                Item item = {i, head, row, n, 0, last, -1};
-                if (last > share) {
-                    item.partial = partial;
-                    partial += last * n * group * plan.step;
-                    plan.merges[plan.num_merges++] = item;
-                    for (int64_t first = 0; first < last; first += share) {
-                        item.first = first;
-                        item.last = min64(first + share, last);
-                        plan.items[plan.num_items++] = item;
-                    }
-                } else
-                    plan.items[plan.num_items++] = item;
-            }
-    if (partial) plan.partials = malloc(sizeof(float) * partial);
-    return plan;
-}
-
-static void free_plan(Plan plan) {
-    free(plan.items);
-    free(plan.merges);
-    free(plan.partials);
-    free(plan.next);
-}
-
-/* The scores of nq queries for one tile of VL keys. Meanwhile memory from `ahead` on is fetched, `pace` bytes at a time. */
-INLINE void score_group(const int nq, float *scores, const float *tile, const uint32_t *query, int64_t words, int pairs,
-                        const char *ahead, int64_t pace) {
-    vf even[GROUP] = {0}, odd[GROUP] = {0};
-    for (int64_t i = 0; i < words; i += 2, ahead += pace) {
-        FETCH(ahead);
-        if (pace > 64) FETCH(ahead + 64);
-        vf k0 = vload(tile + i * VL), k1 = vload(tile + (i + 1) * VL);
+/* The scores of nq queries for nt tiles of VL keys. Meanwhile memory from `ahead` on is fetched, `pace` bytes at a time. */
+INLINE void score_group(const int nq, const int nt, float *scores, const float *tile, const uint32_t *query, int64_t words,
+                        const int pairs, const char *const *ahead, int64_t pace) {
+    vf even[GROUP][TILES] = {0}, odd[GROUP][TILES] = {0};
+    for (int64_t i = 0; i < words; i += 2) {
+        vf k0[TILES], k1[TILES];
+        UNROLL for (int c = 0; c < nt; c++) {
+            k0[c] = vload(tile + (c * words + i) * VL);
+            k1[c] = vload(tile + (c * words + i + 1) * VL);
+            if (!ahead) continue;
+            FETCH(ahead[c * VL] + i / 2 * pace);
+            if (pace > 64) FETCH(ahead[c * VL] + i / 2 * pace + 64);
+        }
         UNROLL for (int q = 0; q < nq; q++) {
             const uint32_t *w = query + q * words + i;
 #ifdef __AVX512BF16__
             if (pairs) {
-                even[q] = (vf)_mm512_dpbf16_ps((__m512)even[q], (__m512bh)_mm512_set1_epi32(w[0]), (__m512bh)k0);
-                odd[q] = (vf)_mm512_dpbf16_ps((__m512)odd[q], (__m512bh)_mm512_set1_epi32(w[1]), (__m512bh)k1);
+                __m512bh a = (__m512bh)_mm512_set1_epi32(w[0]), b = (__m512bh)_mm512_set1_epi32(w[1]);
+                UNROLL for (int c = 0; c < nt; c++) {
+                    even[q][c] = (vf)_mm512_dpbf16_ps((__m512)even[q][c], a, (__m512bh)k0[c]);
+                    odd[q][c] = (vf)_mm512_dpbf16_ps((__m512)odd[q][c], b, (__m512bh)k1[c]);
+                }
                 continue;
             }
 #endif
             float a, b;
             memcpy(&a, w, 4);
             memcpy(&b, w + 1, 4);
-            even[q] += a * k0;
-            odd[q] += b * k1;
+            UNROLL for (int c = 0; c < nt; c++) {
+                even[q][c] += a * k0[c];
+                odd[q][c] += b * k1[c];
+            }
         }
     }
-    UNROLL for (int q = 0; q < nq; q++) vstore(scores + q * SEGMENT, even[q] + odd[q]);
+    UNROLL for (int q = 0; q < nq; q++) UNROLL for (int c = 0; c < nt; c++) vstore(scores + q * SEGMENT + c * VL, even[q][c] + odd[q][c]);
 }
 
-/* Weighted sums of CHUNK (or 1) pairs of vectors of V over keys [t0, t1), while the rows `ahead` are fetched. */
-INLINE void value_group(const int nq, const int chunk, const char *const *rows, const char *const *ahead, int64_t at, int64_t t0,
-                        int64_t t1, const float *weights, float *out, int64_t stride, const int dtype) {
-    vf acc[GROUP][2 * CHUNK] = {0};
-    for (int64_t t = t0; t < t1; t++) {
+/* Rows t and t + 1 of V as pairs: the two vectors hold dims (8 i + 0..3) and (8 i + 4..7) of the 2 * VL from `at` on. */
+#ifdef __AVX512BF16__
+INLINE void zip_pair(const char *const *rows, int64_t t, int64_t at, vf *low, vf *high) {
+    __m512i a = (__m512i)uload(rows[t] + at), b = (__m512i)uload(rows[t + 1] + at);
+    *low = (vf)_mm512_unpacklo_epi16(a, b);
+    *high = (vf)_mm512_unpackhi_epi16(a, b);
+}
+#endif
+
+/* Weighted sums of `chunk` pairs of vectors of V, from element d on, over keys [t0, t1), while the rows `ahead` are fetched.
+   With `pairs` t0 is even, the weights are bf16, and `zipped`, if given, holds the segment's pairs. */
+INLINE void value_group(const int nq, const int chunk, const char *const *rows, const char *const *ahead, int64_t d, int64_t t0,
+                        int64_t t1, const float *weights, float *out, int64_t stride, const int dtype, const int pairs,
+                        const float *zipped, int64_t head_dim) {
+    vf acc[GROUP][2 * CHUNK] = {0}, v[2 * CHUNK];
+    int64_t at = d * width(dtype);
+#ifdef __AVX512BF16__
+    for (int64_t t = t0; t < t1 && pairs; t += 2) {
+        UNROLL for (int c = 0; c < chunk; c++) {
+            if (zipped) {
+                v[2 * c] = vload(zipped + t / 2 * head_dim + d + c * 2 * VL);
+                v[2 * c + 1] = vload(zipped + t / 2 * head_dim + d + c * 2 * VL + VL);
+            } else {
+                FETCH(ahead[t] + at + c * 64);
+                FETCH(ahead[t + 1] + at + c * 64);
+                zip_pair(rows, t, at + c * 64, &v[2 * c], &v[2 * c + 1]);
+            }
+        }
+        UNROLL for (int q = 0; q < nq; q++) {
+            uint32_t pair;
+            memcpy(&pair, (const u16 *)(weights + q * SEGMENT) + t, 4);
+            __m512bh w = (__m512bh)_mm512_set1_epi32(pair);
+            UNROLL for (int c = 0; c < 2 * chunk; c++) acc[q][c] = (vf)_mm512_dpbf16_ps((__m512)acc[q][c], w, (__m512bh)v[c]);
+        }
+    }
+#endif
+    for (int64_t t = t0; t < t1 && !pairs; t++) {
         for (int i = 0; i < chunk * 2 * VL * width(dtype); i += 64) FETCH(ahead[t] + at + i);
-        vf v[2 * CHUNK];
         UNROLL for (int c = 0; c < chunk; c++) load_pair(rows[t] + at + c * 2 * VL * width(dtype), dtype, &v[2 * c], &v[2 * c + 1]);
         UNROLL for (int q = 0; q < nq; q++) {
             float w = weights[q * SEGMENT + t];
@@ -118,7 +112,7 @@ INLINE void value_group(const int nq, const int chunk, const char *const *rows, 
                  case 4: CALL(4); break; case 5: CALL(5); break; default: CALL(6); }
 
 /* K rows [t, t + VL) of the segment as a tile: lanes are keys; words are bf16 pairs, or floats. */
-INLINE void load_tile(Work *w, const char *const *keys, int64_t t, int64_t head_dim, int dtype, int pairs) {
+INLINE void load_tile(float *tile, const char *const *keys, int64_t t, int64_t head_dim, const int dtype, const int pairs) {
     int64_t words = dtype == BF16 ? head_dim / 2 : head_dim, i = 0;
     for (; i + VL <= words; i += VL) {
         vu a[VL];
@@ -126,44 +120,59 @@ INLINE void load_tile(Work *w, const char *const *keys, int64_t t, int64_t head_
         transpose(a);
         if (dtype == BF16 && !pairs)
             UNROLL for (int k = 0; k < VL; k++) {
-                vstore(w->tile + (2 * (i + k)) * VL, (vf)(a[k] << 16));
-                vstore(w->tile + (2 * (i + k) + 1) * VL, (vf)(a[k] & 0xffff0000u));
+                vstore(tile + (2 * (i + k)) * VL, (vf)(a[k] << 16));
+                vstore(tile + (2 * (i + k) + 1) * VL, (vf)(a[k] & 0xffff0000u));
             }
         else
-            UNROLL for (int k = 0; k < VL; k++) vstore(w->tile + (i + k) * VL, (vf)a[k]);
+            UNROLL for (int k = 0; k < VL; k++) vstore(tile + (i + k) * VL, (vf)a[k]);
     }
     for (; i < words; i++)
         for (int k = 0; k < VL; k++) {
             uint32_t u;
             memcpy(&u, keys[t + k] + i * 4, 4);
             if (dtype == BF16 && !pairs) {
-                w->tile[2 * i * VL + k] = up((u16)u);
-                w->tile[(2 * i + 1) * VL + k] = up((u16)(u >> 16));
+                tile[2 * i * VL + k] = up((u16)u);
+                tile[(2 * i + 1) * VL + k] = up((u16)(u >> 16));
             } else
-                memcpy(w->tile + i * VL + k, &u, 4);
+                memcpy(tile + i * VL + k, &u, 4);
         }
-    if (words % 2 && pairs) memset(w->tile + words * VL, 0, VL * 4);
+    if (words % 2 && pairs) memset(tile + words * VL, 0, VL * 4);
 }
 
-/* exp(score - maximum) of one query over its own keys [low, high) of the tiles [t0, t1), zero elsewhere. */
-INLINE void soften(const Attention *a, float *scores, int64_t t0, int64_t t1, int64_t low, int64_t high, float *maximum, float *sum) {
+/* 2^(score - maximum) of one query over its own keys [low, high) of the tiles [t0, t1), zero elsewhere; as bf16 with `pairs`. */
+INLINE void soften(const Attention *a, float *scores, int64_t t0, int64_t t1, int64_t low, int64_t high, float *maximum, float *sum, const int pairs) {
+    const float log2e = 1.44269504f, scale = a->softcap > 0 ? log2e : a->scale * log2e;
     vf top = (vf){0} - INFINITY, total = {0};
     for (int64_t t = t0; t < t1; t += VL) {
-        vf s = vload(scores + t) * a->scale;
-        if (a->softcap > 0) s = a->softcap * (1.0f - 2.0f / (vexp(s * (2.0f / a->softcap)) + 1.0f));
+        vf s = vload(scores + t);
+        if (a->softcap > 0) {
+            s = a->softcap * (1.0f - 2.0f / (vexp(s * (a->scale * 2.0f / a->softcap)) + 1.0f));
+            vstore(scores + t, s);
+        }
         if (t < low || t + VL > high) {
             vi place = iota() + (int32_t)t;
             s = select_if((place >= (int32_t)low) & (place < (int32_t)high), s, (vf){0} - INFINITY);
         }
         top = vmax(s, top);
-        vstore(scores + t, s);
     }
-    *maximum = lane_max(top);
+    float most = lane_max(top) * scale;
     for (int64_t t = t0; t < t1; t += VL) {
-        vf e = vexp(vload(scores + t) - *maximum);
+        vf e = vexp2(vload(scores + t) * scale - most);
+        if (t < low || t + VL > high) {
+            vi place = iota() + (int32_t)t;
+            e = select_if((place >= (int32_t)low) & (place < (int32_t)high), e, (vf){0});
+        }
+#ifdef __AVX512BF16__
+        if (pairs) {
+            __m256i narrow = (__m256i)_mm512_cvtneps_pbh((__m512)e);
+            memcpy((u16 *)scores + t, &narrow, sizeof narrow);
+            e = (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32(narrow), 16);
+        } else
+#endif
+            vstore(scores + t, e);
         total += e;
-        vstore(scores + t, e);
     }
+    *maximum = most;
     *sum = lane_sum(total);
 }
 
@@ -172,8 +181,8 @@ INLINE void soften(const Attention *a, float *scores, int64_t t0, int64_t t1, in
 static __attribute__((noinline)) int locate(const Attention *a, const Step *s, const Item *item, int64_t index, Place *place) {
     const int32_t *table = s->block_tables + item->sequence * s->max_blocks;
     int64_t row = a->head_dim * width(a->dtype), block_size = s->block_size, start = index * SEGMENT;
-    int64_t low = max64(start, a->window ? s->positions[item->row] - a->window + 1 : 0);
-    int64_t high = min64(start + SEGMENT, s->positions[item->row + item->rows - 1] + 1);
+    int64_t low = max64(start, a->window ? item->low_position - a->window + 1 : 0);
+    int64_t high = min64(start + SEGMENT, item->high_position + 1);
     place->start = start;
     place->low = low;
     place->high = high;
@@ -191,12 +200,13 @@ static __attribute__((noinline)) int locate(const Attention *a, const Step *s, c
     return 1;
 }
 
-/* The partial results of one segment for all queries of an item, into `part`; `next` is fetched meanwhile. */
-INLINE void segment_of(const Attention *a, const Step *s, Work *w, const Item *item, const Place *place, const Place *next,
-                       float *part, const int dtype, const int pairs) {
-    int64_t start = place->start, group = a->num_heads / a->num_kv_heads, stride = a->head_dim + 2;
+/* The partial results of one segment for all queries of an item, into `part`; `next` is fetched meanwhile. `many`: more
+   queries than one group; what is read is then prepared once for all groups. */
+INLINE void segment_of(const Attention *a, const Step *s, Work *w, const Place *place, const Place *next, float *part,
+                       const int dtype, const int pairs, const int many) {
+    int64_t start = place->start, stride = a->head_dim + HEADER, group = a->num_heads / a->num_kv_heads;
     for (int64_t q = 0; q < w->queries; q++) {
-        int64_t position = s->positions[item->row + q / group];
+        int64_t position = s->positions[w->rows[q / group]];
         w->low[q] = max64(start, a->window ? position - a->window + 1 : 0) - start;
         w->high[q] = min64(start + SEGMENT, position + 1) - start;
         part[q * stride] = -INFINITY;
@@ -204,141 +214,197 @@ INLINE void segment_of(const Attention *a, const Step *s, Work *w, const Item *i
     }
     int64_t first = place->low - start, last = place->high - start, t0 = first / VL * VL, t1 = ceil_div(last, VL) * VL, d = 0;
     int64_t words = pairs ? ceil_div(a->head_dim / 2, 2) * 2 : a->head_dim, pace = VL * a->head_dim * width(dtype) / (words / 2);
-    for (int64_t t = t0; t < t1; t += VL) {
-        load_tile(w, place->keys, t, a->head_dim, dtype, pairs);
+    for (int64_t t = t0, tiles; t < t1; t += tiles * VL) {
+        tiles = min64(TILES, (t1 - t) / VL);
+        for (int64_t c = 0; c < tiles; c++) load_tile(w->tile + c * words * VL, place->keys, t + c * VL, a->head_dim, dtype, pairs);
+        for (int64_t i = 0; many && i < tiles * VL; i++)
+            for (int64_t at = 0; at < a->head_dim * width(dtype); at += 64) FETCH(place->values[t + i] + at);
         for (int64_t q = 0; q < w->queries; q += GROUP) {
-#define SCORES(n) score_group(n, w->scores + q * SEGMENT + t, w->tile, w->query + q * words, words, pairs, place->values[t], pace)
+#define SCORES_OF(n, c) score_group(n, c, w->scores + q * SEGMENT + t, w->tile, w->query + q * words, words, pairs, many ? 0 : place->values + t, pace)
+#define SCORES(n) if (TILES == 2 && tiles == 2) SCORES_OF(n, TILES); else SCORES_OF(n, 1)
             BY_GROUP(w->queries - q, SCORES)
         }
     }
     for (int64_t q = 0; q < w->queries; q++) {
         if (w->low[q] < w->high[q])
-            soften(a, w->scores + q * SEGMENT, t0, t1, w->low[q], w->high[q], part + q * stride, part + q * stride + 1);
+            soften(a, w->scores + q * SEGMENT, t0, t1, w->low[q], w->high[q], part + q * stride, part + q * stride + 1, pairs);
         else
             memset(w->scores + q * SEGMENT, 0, SEGMENT * sizeof(float));
     }
+    if (pairs) first = first / 2 * 2;
+#ifdef __AVX512BF16__
+    for (int64_t t = first; t < last && many && pairs; t += 2)
+        for (int64_t i = 0; i + 2 * VL <= a->head_dim; i += 2 * VL) {
+            vf low, high;
+            FETCH(next->keys[t] + i * 2);
+            FETCH(next->keys[t + 1] + i * 2);
+            zip_pair(place->values, t, i * 2, &low, &high);
+            vstore(w->zipped + t / 2 * a->head_dim + i, low);
+            vstore(w->zipped + t / 2 * a->head_dim + i + VL, high);
+        }
+#endif
     for (int chunk = CHUNK; chunk > 0; chunk--)
         for (; d + chunk * 2 * VL <= a->head_dim; d += chunk * 2 * VL)
             for (int64_t q = 0; q < w->queries; q += GROUP) {
 #define VALUES_OF(n, c) \
-    value_group(n, c, place->values, next->keys, d * width(dtype), first, last, w->scores + q * SEGMENT, part + q * stride + 2 + d, stride, dtype)
+    value_group(n, c, place->values, next->keys, d, first, last, w->scores + q * SEGMENT, part + q * stride + HEADER + d, stride, dtype, pairs, \
+                many && pairs ? w->zipped : 0, a->head_dim)
 #define VALUES(n) if (chunk == CHUNK) VALUES_OF(n, CHUNK); else VALUES_OF(n, 1)
                 BY_GROUP(w->queries - q, VALUES)
             }
     for (int64_t q = 0; q < w->queries; q++)
         for (int64_t i = d; i < a->head_dim; i++) {
             float sum = 0;
-            for (int64_t t = first; t < last; t++) sum += w->scores[q * SEGMENT + t] * get(place->values[t], i, dtype);
-            part[q * stride + 2 + i] = sum;
+            for (int64_t t = first; t < last; t++)
+                sum += get(w->scores + q * SEGMENT, t, pairs ? BF16 : F32) * get(place->values[t], i, dtype);
+            part[q * stride + HEADER + i] = sum;
         }
 }
 
-static __attribute__((noinline)) void segment(const Attention *a, const Step *s, Work *w, const Item *item, const Place *place,
-                                              const Place *next, float *part) {
+static __attribute__((noinline)) void segment(const Attention *a, const Step *s, Work *w, const Place *place, const Place *next, float *part) {
 #ifdef __AVX512BF16__
-    if (a->dtype == BF16) { segment_of(a, s, w, item, place, next, part, BF16, 1); return; }
+    const int pairs = 1;
 #else
-    if (a->dtype == BF16) { segment_of(a, s, w, item, place, next, part, BF16, 0); return; }
+    const int pairs = 0;
 #endif
-    segment_of(a, s, w, item, place, next, part, F32, 0);
+    if (a->dtype == BF16 && w->queries <= GROUP) segment_of(a, s, w, place, next, part, BF16, pairs, 0);
+    else if (a->dtype == BF16) segment_of(a, s, w, place, next, part, BF16, pairs, 1);
+    else if (w->queries <= GROUP) segment_of(a, s, w, place, next, part, F32, 0, 0);
+    else segment_of(a, s, w, place, next, part, F32, 0, 1);
 }
 
 /* Merges one query's partial result into its state; empty ones leave no trace. */
 static __attribute__((noinline)) void merge(float *state, const float *part, int64_t head_dim) {
     if (part[0] == -INFINITY) return;
-    if (state[0] == -INFINITY) { memcpy(state, part, (head_dim + 2) * sizeof(float)); return; }
-    float top = state[0] > part[0] ? state[0] : part[0], a = expf(state[0] - top), b = expf(part[0] - top);
-    state[0] = top;
-    for (int64_t i = 1; i < head_dim + 2; i++) state[i] = state[i] * a + part[i] * b;
+    if (state[0] == -INFINITY) { memcpy(state, part, (head_dim + HEADER) * sizeof(float)); return; }
+    if (state[0] >= part[0]) {
+        float b = exp2f(part[0] - state[0]);
+        state[1] += part[1] * b;
+        for (int64_t i = HEADER; i < head_dim + HEADER; i++) state[i] += part[i] * b;
+    } else {
+        float b = exp2f(state[0] - part[0]);
+        state[0] = part[0];
+        state[1] = state[1] * b + part[1];
+        for (int64_t i = HEADER; i < head_dim + HEADER; i++) state[i] = state[i] * b + part[i];
+    }
 }
 
 /* Divides by the sum (sinks take part in it) and writes one query's result. */
-static __attribute__((noinline)) void finish(const Attention *a, const float *state, int64_t head, void *out) {
+static __attribute__((noinline)) void finish(const Attention *a, const float *state, int64_t row, int64_t head, char *out) {
     float sum = state[1];
-    if (a->sinks) sum += expf(a->sinks[head] - state[0]);
+    if (a->sinks) sum += exp2f(a->sinks[head] * 1.44269504f - state[0]);
     float inverse = 1.0f / sum;
+    const float *values = state + HEADER;
     int64_t d = 0;
-    for (; d + 2 * VL <= a->head_dim; d += 2 * VL)
-        for (int i = 0; i < VL; i++) {
-            put(out, d + (a->dtype == BF16 ? 2 * i : i), state[2 + d + i] * inverse, a->dtype);
-            put(out, d + (a->dtype == BF16 ? 2 * i + 1 : VL + i), state[2 + d + VL + i] * inverse, a->dtype);
+    out += (row * a->num_heads + head) * a->head_dim * width(a->dtype);
+    for (; d + 2 * VL <= a->head_dim; d += 2 * VL) {
+#ifdef __AVX512BF16__
+        if (a->dtype == BF16) { /* as zip_pair left them */
+            __m512i both = (__m512i)_mm512_cvtne2ps_pbh((__m512)(vload(values + d + VL) * inverse), (__m512)(vload(values + d) * inverse));
+            both = _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7), both);
+            memcpy(out + d * 2, &both, sizeof both);
+            continue;
         }
-    for (; d < a->head_dim; d++) put(out, d, state[2 + d] * inverse, a->dtype);
+#endif
+        for (int i = 0; i < VL; i++) {
+            put(out, d + (a->dtype == BF16 ? 2 * i : i), values[d + i] * inverse, a->dtype);
+            put(out, d + (a->dtype == BF16 ? 2 * i + 1 : VL + i), values[d + VL + i] * inverse, a->dtype);
+        }
+    }
+    for (; d < a->head_dim; d++) put(out, d, values[d] * inverse, a->dtype);
 }
 
 /* The queries of an item as the scores read them: pairs of bf16, or floats. */
-static void load_queries(const Attention *a, Work *w, const Item *item, const char *query, int64_t query_stride) {
+static void load_queries(const Attention *a, Work *w, const Plan *plan, const Item *item, const char *query, int64_t query_stride) {
     int64_t group = a->num_heads / a->num_kv_heads, size = width(a->dtype), words = a->head_dim;
     int pairs = 0;
 #ifdef __AVX512BF16__
     pairs = a->dtype == BF16;
     if (pairs) words = ceil_div(a->head_dim / 2, 2) * 2;
 #endif
-    w->queries = item->rows * group;
+    w->queries = item->num_rows * group;
     for (int64_t q = 0; q < w->queries; q++) {
-        const char *from = query + ((item->row + q / group) * query_stride + (item->head * group + q % group) * a->head_dim) * size;
+        int64_t row = w->rows[q / group] = plan->rows[item->rows + q / group];
+        const char *from = query + (row * query_stride + (item->head * group + q % group) * a->head_dim) * size;
         uint32_t *to = w->query + q * words;
         to[words - 1] = 0;
         if (pairs || a->dtype == F32) memcpy(to, from, a->head_dim * size);
         else for (int64_t i = 0; i < a->head_dim; i++) to[i] = (uint32_t)((const u16 *)from)[i] << 16;
-        w->state[q * (a->head_dim + 2)] = -INFINITY;
+        w->state[q * (a->head_dim + HEADER)] = -INFINITY;
     }
 }
 
-/* The merges of one split item: every segment's partial result in order, whoever computed it. */
-static void merge_item(const Attention *a, const Item *item, const Plan *plan, char *out) {
-    int64_t group = a->num_heads / a->num_kv_heads, stride = a->head_dim + 2, queries = item->rows * group;
-    for (int64_t q = 0; q < queries; q++) {
-        float *state = plan->partials + item->partial + q * stride;
-        for (int64_t index = 1; index < item->last; index++) merge(state, state + index * queries * stride, a->head_dim);
-        int64_t head = item->head * group + q % group;
-        finish(a, state, head, out + ((item->row + q / group) * a->num_heads + head) * a->head_dim * width(a->dtype));
+/* Where the partial result of a row and head for a segment lies; those of the row's first item are folded into one. */
+static float *partial_of(const Attention *a, const Plan *plan, int64_t row, int64_t head, int64_t segment) {
+    const Row *r = &plan->by_row[row];
+    int64_t slot = segment < r->folded ? 0 : segment - r->folded + 1;
+    return plan->partials + r->partials + (slot * a->num_heads + head) * (a->head_dim + HEADER);
+}
+
+/* The merges of one row and KV head: partial results in order of segments, whoever computed them. */
+static void merge_row(const Attention *a, const Plan *plan, int64_t row, int64_t kv_head, char *out) {
+    int64_t group = a->num_heads / a->num_kv_heads;
+    for (int64_t head = kv_head * group; head < (kv_head + 1) * group; head++) {
+        float *state = partial_of(a, plan, row, head, 0);
+        for (int64_t index = plan->by_row[row].folded; index < plan->by_row[row].end; index++)
+            merge(state, partial_of(a, plan, row, head, index), a->head_dim);
+        finish(a, state, row, head, out);
+    }
+}
+
+/* What an item leaves behind: results of rows that it served alone, else partial ones. */
+static void leave_item(const Attention *a, const Work *w, const Plan *plan, const Item *item, int64_t index, const float *states, char *out) {
+    int64_t group = a->num_heads / a->num_kv_heads, stride = a->head_dim + HEADER;
+    for (int64_t q = 0; q < w->queries; q++) {
+        int64_t row = w->rows[q / group], head = item->head * group + q % group;
+        if (plan->by_row[row].partials < 0) finish(a, states + q * stride, row, head, out);
+        else memcpy(partial_of(a, plan, row, head, index), states + q * stride, stride * sizeof(float));
     }
 }
 
 /* One thread's share of the items. It takes the next one before it computes this one, so that it can fetch its keys while
    the memory bus would be idle otherwise. */
 static void attend_items(const Attention *a, const Step *s, Work *w, const Plan *plan, int64_t *counter, const char *query, int64_t query_stride, char *out) {
-    int64_t group = a->num_heads / a->num_kv_heads, stride = a->head_dim + 2, flip = 0;
+    int64_t stride = a->head_dim + HEADER, flip = 0;
     int64_t i = __atomic_fetch_add(counter, 1, __ATOMIC_RELAXED), is_located = 0;
     while (i < plan->num_items) {
         const Item *item = &plan->items[i];
         int64_t following = __atomic_fetch_add(counter, 1, __ATOMIC_RELAXED);
-        load_queries(a, w, item, query, query_stride);
+        load_queries(a, w, plan, item, query, query_stride);
         for (int64_t index = item->first; index < item->last; index++) {
             Place *place = &w->places[flip], *next = &w->places[1 - flip];
-            float *part = item->partial < 0 ? w->part : plan->partials + item->partial + index * w->queries * stride;
+            float *part = index == 0 ? w->state : w->part;
             if (index == item->first && !is_located) locate(a, s, item, index, place);
             if (index + 1 < item->last) is_located = locate(a, s, item, index + 1, next);
             else is_located = following < plan->num_items && locate(a, s, &plan->items[following], plan->items[following].first, next);
-            if (place->low < place->high) segment(a, s, w, item, place, is_located ? next : place, part);
+            if (place->low < place->high) segment(a, s, w, place, is_located ? next : place, part);
             else for (int64_t q = 0; q < w->queries; q++) part[q * stride] = -INFINITY;
-            if (item->partial < 0)
+            if (item->first > 0) leave_item(a, w, plan, item, index, part, out);
+            else if (index > 0)
                 for (int64_t q = 0; q < w->queries; q++) merge(w->state + q * stride, part + q * stride, a->head_dim);
             flip = 1 - flip;
         }
-        for (int64_t q = 0; q < w->queries && item->partial < 0; q++) {
-            int64_t head = item->head * group + q % group;
-            finish(a, w->state + q * stride, head, out + ((item->row + q / group) * a->num_heads + head) * a->head_dim * width(a->dtype));
-        }
+        if (item->first == 0) leave_item(a, w, plan, item, 0, w->state, out);
         i = following;
     }
 }
 
 /* Called by every thread of a team. query: rows of query_stride elements; out: (num_tokens, num_heads, head_dim). */
 static void attend_team(const Member *member, const Attention *a, const Step *s, const Plan *plan, int64_t layer, const void *query, int64_t query_stride, void *out) {
-    int64_t most = max64(MAX_QUERIES, a->num_heads / a->num_kv_heads), stride = a->head_dim + 2;
+    int64_t most = max64(MAX_QUERIES, a->num_heads / a->num_kv_heads), stride = a->head_dim + HEADER;
     Work *w = malloc(sizeof(Work));
-    float *memory = malloc((most * (SEGMENT + 2 * stride + a->head_dim + 1) + (a->head_dim + 2) * VL) * sizeof(float));
+    int64_t floats = most * (SEGMENT + 2 * stride + a->head_dim + 1) + (a->head_dim + 2) * VL * TILES + SEGMENT / 2 * a->head_dim;
+    float *memory = aligned_alloc(LINE, ceil_div(floats * sizeof(float), LINE) * LINE);
     w->scores = memory;
     w->part = w->scores + most * SEGMENT;
     w->state = w->part + most * stride;
-    w->tile = w->state + most * stride;
-    w->query = (uint32_t *)(w->tile + (a->head_dim + 2) * VL);
+    w->zipped = w->state + most * stride;
+    w->tile = w->zipped + SEGMENT / 2 * a->head_dim;
+    w->query = (uint32_t *)(w->tile + (a->head_dim + 2) * VL * TILES);
     attend_items(a, s, w, plan, plan->next + layer, query, query_stride, out);
     wait_for_team(member);
     if (plan->num_merges) {
-        FOR_TEAM(member, i, plan->num_merges) merge_item(a, &plan->merges[i], plan, out);
+        FOR_TEAM(member, i, plan->num_merges * a->num_kv_heads) merge_row(a, plan, plan->merges[i / a->num_kv_heads], i % a->num_kv_heads, out);
         wait_for_team(member);
     }
     free(memory);

@@ -2,6 +2,7 @@
 #include "kernels.h"
 #include "vector.h"
 #include "team.h"
+#include "plan.h"
 #include "attention.h"
 #include "linear.h"
 #include "forward.h"

@@ -2,7 +2,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#ifdef __AVX512BF16__
+#ifdef __AVX512F__
 #include <immintrin.h>
 #endif
 
@@ -42,7 +42,13 @@ INLINE vf vload(const float *p) { vf v; memcpy(&v, p, sizeof v); return v; }
 INLINE void vstore(float *p, vf v) { memcpy(p, &v, sizeof v); }
 INLINE vu uload(const void *p) { vu v; memcpy(&v, p, sizeof v); return v; }
 INLINE vf select_if(vi mask, vf yes, vf no) { return (vf)(((vi)yes & mask) | ((vi)no & ~mask)); }
-INLINE vf vmax(vf a, vf b) { return select_if(a > b, a, b); }
+INLINE vf vmax(vf a, vf b) { /* b where one is NaN */
+#ifdef __AVX512F__
+    return (vf)_mm512_max_ps((__m512)a, (__m512)b);
+#else
+    return select_if(a > b, a, b);
+#endif
+}
 INLINE vi iota(void) { vi v; UNROLL for (int i = 0; i < VL; i++) v[i] = i; return v; }
 
 /* Sums and maxima over lanes, always in the same order. */
@@ -67,6 +73,16 @@ INLINE vf vexp(vf x) {
              1.6666665459e-1f) * r + 5.0000001201e-1f) * r * r + r + 1.0f;
     y = (vf)((vi)y + exponent);
     return select_if(x < -87.0f, (vf){0}, y);
+}
+
+/* 2^x for x from -126 (less is taken as that) to 127, within 1 ulp or two: half the work of vexp. NaN stays NaN. */
+INLINE vf vexp2(vf x) {
+    x = vmax((vf){0} - 126.0f, x);
+    vf n = x + 12582912.0f;
+    vi exponent = (vi)n << 23;
+    vf r = x - (n - 12582912.0f); /* -0.5 to 0.5; minimax by Remez */
+    vf y = ((((1.3264727e-3f * r + 9.6715128e-3f) * r + 5.5507337e-2f) * r + 2.4022242e-1f) * r + 6.9314698e-1f) * r + 1.0f;
+    return (vf)((vi)y + exponent);
 }
 
 /* VL rows of VL words, transposed in place: log2(VL) rounds of zipping row i with row i + VL / 2. */

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 import sys
 
@@ -11,7 +12,7 @@ from tiny_decoders import make_step
 
 from core.model.attention import choose_kernels
 from core.model.attention.cpu import cpu_kernels
-from core.model.attention.layout import LayerCache
+from core.model.attention.layout import LayerCache, StepLayout
 from core.model.attention.reference import REFERENCE
 from core.model.kernels import Kernels, load
 
@@ -24,6 +25,13 @@ def make_cache(
 ) -> LayerCache:
     shape = (num_blocks, kv_heads, block_size, head_dim)
     return LayerCache(torch.randn(shape).to(dtype), torch.randn(shape).to(dtype))
+
+
+CACHES = [torch.bfloat16, torch.float32]
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    return dtype
 
 
 @pytest.fixture(params=["", "avx512", "avx2", "plain"])
@@ -115,6 +123,46 @@ def test_bits_depend_on_neither_batch_nor_chunks_nor_threads(
             assert torch.equal(got, want[first:last]), (first, last)
     finally:
         torch.set_num_threads(before)
+
+
+def share_blocks(layout: StepLayout, generator: random.Random) -> None:
+    """Lets sequences begin with the blocks of an earlier one, as the prefix cache does: never with those they write."""
+    for i in range(1, len(layout.context_lens_list)):
+        like = generator.randrange(i)
+        rows = layout.row_starts_list[i + 1] - layout.row_starts_list[i]
+        like_rows = layout.row_starts_list[like + 1] - layout.row_starts_list[like]
+        room = min(layout.context_lens_list[i] - rows, layout.context_lens_list[like] - like_rows)
+        count = generator.choice([room, room // 2, generator.randint(0, room)]) // layout.block_size
+        layout.block_tables[i, :count] = layout.block_tables[like, :count]
+
+
+@needs_kernels
+@pytest.mark.parametrize("window", [None, 150])
+@pytest.mark.parametrize("dtype", CACHES, ids=str)
+@pytest.mark.parametrize("seed", range(4))
+def test_blocks_shared_by_sequences_are_read_together_with_the_same_bits(
+    variant, dtype, window, seed
+) -> None:
+    """Random trees of prefixes, decode rows beside chunks; each sequence alone shares nothing."""
+    generator = random.Random(seed)
+    torch.manual_seed(seed)
+    contexts = [generator.choice([130, 300, 512, 700, 1000]) for _ in range(13)]
+    rows = [generator.choice([1, 1, 1, 3, 40]) for _ in contexts]
+    block_size = generator.choice([1, 16, 24, 256])
+    layout, num_blocks = make_step(contexts, rows, block_size)
+    share_blocks(layout, generator)
+    cache = make_cache(num_blocks, 3, block_size, 64, dtype)
+    query = torch.randn(sum(rows), 9, 64).to(compute_dtype(dtype))
+    kernels = cpu_kernels(variant)
+    got = kernels.attend(query, cache, layout, scale=0.125, window=window)
+    start = 0
+    for i, (context, new) in enumerate(zip(contexts, rows, strict=True)):
+        alone, _ = make_step([context], [new], block_size)
+        alone.block_tables[:] = layout.block_tables[i : i + 1, : alone.block_tables.shape[1]]
+        part = query[start : start + new]
+        want = kernels.attend(part, cache, alone, scale=0.125, window=window)
+        assert torch.equal(got[start : start + new], want), i
+        start += new
 
 
 @needs_kernels
