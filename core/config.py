@@ -15,6 +15,7 @@ from core.errors import ConfigError
 
 MIB = 1 << 20
 Policy = Literal["continuous", "static", "single"]
+KVDtype = Literal["auto", "int8"]
 
 
 class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -53,6 +54,7 @@ class KVCacheConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     num_blocks: int | Literal["auto"] = "auto"
     memory_fraction: float | Literal["auto"] = "auto"
     max_memory_mib: int | Literal["auto"] = "auto"
+    dtype: KVDtype = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,12 @@ class ModelShape:
     eos_token_ids: tuple[int, ...]
     activation_bytes_per_token: int = 0  # of a step, roughly: hidden states and the widest layer
 
+    def kept_bytes_per_token(self, kv_dtype: KVDtype) -> int:
+        """K and V of a token as the cache keeps them: in `int8` a byte each, and a float32 scale per token and head."""
+        if kv_dtype == "auto":
+            return self.kv_bytes_per_token
+        return 2 * self.num_layers * self.num_kv_heads * (self.head_dim + 4)
+
 
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
@@ -80,6 +88,7 @@ class CacheConfig:
 
     block_size: int
     num_blocks: int
+    dtype: KVDtype = "auto"
 
     @property
     def num_tokens(self) -> int:
@@ -105,6 +114,7 @@ class MemoryPlan:
     num_blocks: int
     max_model_len: int
     decided_by: str
+    kv_dtype: KVDtype = "auto"
 
     @property
     def kv_bytes(self) -> int:
@@ -139,6 +149,10 @@ def plan_memory(
     fit, naming the largest that does and the setting to change.
     """
     _check_sizes(engine, kv_cache)
+    if kv_cache.dtype == "int8" and shape.head_dim % 16:
+        raise ConfigError(
+            f"kv_cache.dtype: int8 needs heads of a multiple of 16 elements; this model's have {shape.head_dim}."
+        )
     context = _asked_context(model, shape)
     fraction = (
         _DEFAULT_FRACTION[device]
@@ -148,7 +162,7 @@ def plan_memory(
     max_mib = (
         _DEFAULT_MAX_MIB[device] if kv_cache.max_memory_mib == "auto" else kv_cache.max_memory_mib
     )
-    bytes_per_block = kv_cache.block_size * shape.kv_bytes_per_token
+    bytes_per_block = kv_cache.block_size * shape.kept_bytes_per_token(kv_cache.dtype)
     activations = engine.max_batched_tokens * shape.activation_bytes_per_token
     activations += 2 * 4 * engine.batch_size * shape.vocab_size  # logits, and a copy in float32
     remaining = max(0, available_bytes - shape.weights_bytes - activations)
@@ -179,6 +193,7 @@ def plan_memory(
         num_blocks=num_blocks,
         max_model_len=min(context, num_blocks * kv_cache.block_size),
         decided_by=decided_by,
+        kv_dtype=kv_cache.dtype,
     )
     _check_fits(plan, model)
     return plan
@@ -233,8 +248,14 @@ def _check_fits(plan: MemoryPlan, model: ModelConfig) -> None:
 def render_plan(plan: MemoryPlan, shape: ModelShape) -> list[str]:
     """The memory sum, for `--plan` and the start log: where each number comes from, term by term."""
     bound = "none" if plan.max_memory_bytes is None else f"{plan.max_memory_bytes / MIB:,.0f} MiB"
-    per_token = shape.kv_bytes_per_token
+    per_token = shape.kept_bytes_per_token(plan.kv_dtype)
     blocks_per_request = math.ceil(plan.max_model_len / plan.block_size)
+    gain = ""
+    if plan.kv_dtype != "auto":
+        before = plan.kv_bytes // shape.kv_bytes_per_token
+        gain = (
+            f"; in {plan.kv_dtype}, where the model's dtype would hold {before:,} in as much memory"
+        )
     return [
         f"memory: {plan.available_bytes / MIB:,.0f} MiB available, weights {plan.weights_bytes / MIB:,.0f} MiB, "
         f"activations {plan.activation_bytes / MIB:,.0f} MiB; of the rest a share of {plan.memory_fraction:g} "
@@ -242,7 +263,7 @@ def render_plan(plan: MemoryPlan, shape: ModelShape) -> list[str]:
         f"bytes per block: {plan.bytes_per_block:,} = {per_token:,} (K and V of a token, {shape.num_layers} layers, "
         f"{shape.num_kv_heads} KV heads of {shape.head_dim}) x block size {plan.block_size}",
         f"KV cache: {plan.num_blocks:,} blocks x {plan.block_size} = {plan.num_tokens:,} tokens, "
-        f"{plan.kv_bytes / MIB:,.0f} MiB, decided by {plan.decided_by}",
+        f"{plan.kv_bytes / MIB:,.0f} MiB, decided by {plan.decided_by}{gain}",
         f"Maximum concurrency for {plan.max_model_len:,} tokens per request: {plan.max_concurrency:.2f}x "
         f"({plan.num_blocks:,} blocks / {blocks_per_request:,})",
     ]

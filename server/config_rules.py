@@ -129,6 +129,7 @@ RULES: dict[str, Rule] = {
     "kv_cache.num_blocks": whole(1).or_word("auto"),
     "kv_cache.memory_fraction": number(0, 1, is_low_open=True).or_word("auto"),
     "kv_cache.max_memory_mib": whole(1).or_word("auto"),
+    "kv_cache.dtype": one_of("auto", "int8"),
     "vllm.enabled": switch(),
     "vllm.model": text().or_word(None),
     "vllm.engine_args": Rule(

@@ -89,7 +89,11 @@ def constant_gauges(
     """Facts of the loaded model, as labels of a constant 1."""
     plan = model.plan
     sizes = {"block_size": str(plan.block_size), "num_gpu_blocks": str(plan.num_blocks)}
-    cache = {**sizes, "cache_dtype": info.get("dtype", ""), "num_cpu_blocks": "0"}
+    cache = {
+        **sizes,
+        "cache_dtype": info.get("kv_dtype", info.get("dtype", "")),
+        "num_cpu_blocks": "0",
+    }
     yield gauge("vllm:cache_config_info", "The KV cache", {**common, **cache}, 1.0)
     facts = {
         "version": info.get("version", ""),

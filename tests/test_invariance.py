@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from core.config import CacheConfig, EngineConfig, KVCacheConfig, ModelConfig
+from core.config import CacheConfig, EngineConfig, KVCacheConfig, KVDtype, ModelConfig
 from core.engine import Engine
 from core.generation import Generation
 from core.model.loader import load_model
@@ -47,11 +47,11 @@ def bits(generation: Generation) -> tuple[object, ...]:
     return tuple(generation.token_ids), tuple(generation.logprobs)
 
 
-def check(folder: Path, dtype: str, count: int, longest: int) -> None:
+def check(folder: Path, dtype: str, kv_dtype: KVDtype, count: int, longest: int) -> None:
     loaded = load_model(
         ModelConfig(name=str(folder), dtype=dtype),  # type: ignore[arg-type]
         EngineConfig(device="cpu", kernels="c"),
-        KVCacheConfig(num_blocks=-(-longest // 16) * 8 + 128),
+        KVCacheConfig(num_blocks=-(-longest // 16) * 8 + 128, dtype=kv_dtype),
         lambda message, fraction=None: None,
     )
     assert loaded.path == "fast"
@@ -61,7 +61,8 @@ def check(folder: Path, dtype: str, count: int, longest: int) -> None:
         runner = loaded.runner
         if num_blocks is not None:
             assert isinstance(runner, ModelRunner)
-            runner = ModelRunner(runner.model, runner.shape, CacheConfig(16, num_blocks))
+            cache_config = CacheConfig(16, num_blocks, kv_dtype)
+            runner = ModelRunner(runner.model, runner.shape, cache_config)
         config = EngineConfig(batch_size=16, max_batched_tokens=chunk, prefix_caching=cache)
         return Engine(config, runner, loaded.tokenizer)
 
@@ -81,17 +82,22 @@ def check(folder: Path, dtype: str, count: int, longest: int) -> None:
     assert company.stats().total_preemptions > 0
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize(
+    ("dtype", "kv_dtype"), [("bfloat16", "auto"), ("float32", "auto"), ("bfloat16", "int8")]
+)
 def test_a_request_gets_the_same_bits_alone_and_in_any_company(
-    default_model_folder: Path, dtype: str
+    default_model_folder: Path, dtype: str, kv_dtype: KVDtype
 ) -> None:
     """B056, B066: the quick version."""
-    check(default_model_folder, dtype, count=8, longest=60)
+    check(default_model_folder, dtype, kv_dtype, count=8, longest=60)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("dtype", "count"), [("bfloat16", 600), ("float32", 60)])
+@pytest.mark.parametrize(
+    ("dtype", "kv_dtype", "count"),
+    [("bfloat16", "auto", 600), ("float32", "auto", 60), ("bfloat16", "int8", 60)],
+)
 def test_many_requests_get_the_same_bits_alone_and_in_any_company(
-    default_model_folder: Path, dtype: str, count: int
+    default_model_folder: Path, dtype: str, kv_dtype: KVDtype, count: int
 ) -> None:
-    check(default_model_folder, dtype, count=count, longest=1500)
+    check(default_model_folder, dtype, kv_dtype, count=count, longest=1500)

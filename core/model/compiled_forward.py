@@ -121,8 +121,9 @@ class CompiledForward:
         self._caches = caches
         shape = self._shape
         for layer, cache, window in zip(self._layers, caches, shape.windows, strict=True):
-            assert cache.key.dtype == self._dtype
-            layer.attention = attention_of(cache, shape.num_heads, shape.head_dim**-0.5, window)
+            assert cache.key.dtype in (self._dtype, torch.int8)
+            scale = shape.head_dim**-0.5
+            layer.attention = attention_of(cache, self._dtype, shape.num_heads, scale, window)
 
     def _reserve(self, num_rows: int, num_logit_rows: int) -> None:
         """Makes the scratch memory large enough; it is never made smaller."""

@@ -37,15 +37,19 @@ class KVCache:
         device: torch.device | str = "cpu",
         value_head_dim: int | None = None,
     ) -> KVCache:
-        """Reserves the pool. On a CPU its memory stays untouched, and so costs nothing, until a block is written."""
+        """Reserves the pool, with scales for a `dtype` of int8. On a CPU its memory stays untouched, and so costs
+        nothing, until a block is written."""
         value_dim = head_dim if value_head_dim is None else value_head_dim
         shape = (num_blocks, num_kv_heads, block_size)
-        layers = [
-            LayerCache(
-                torch.empty(*shape, head_dim, dtype=dtype, device=device),
-                torch.empty(*shape, value_dim, dtype=dtype, device=device),
-            )
-            for _ in range(num_layers)
-        ]
-        size = sum(layer.key.nbytes + layer.value.nbytes for layer in layers)
+
+        def tensors(*sizes: tuple[int, ...], dtype: torch.dtype = dtype) -> list[torch.Tensor]:
+            return [torch.empty(size, dtype=dtype, device=device) for size in sizes]
+
+        layers = []
+        for _ in range(num_layers):
+            kept = tensors((*shape, head_dim), (*shape, value_dim))
+            if dtype == torch.int8:
+                kept += tensors(shape, shape, dtype=torch.float32)
+            layers.append(LayerCache(*kept))
+        size = sum(layer.size_bytes for layer in layers)
         return cls(layers, num_blocks, block_size, size)

@@ -157,7 +157,7 @@ def load_model(
     with watch.phase("kv_cache"):
         from core.model.runner import ModelRunner
 
-        cache_config = CacheConfig(plan.block_size, plan.num_blocks)
+        cache_config = CacheConfig(plan.block_size, plan.num_blocks, plan.kv_dtype)
         runner = ModelRunner(decoder, shape, cache_config)
     with watch.phase("warm_up"):
         runner.warm_up()

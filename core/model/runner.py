@@ -50,7 +50,7 @@ class ModelRunner:
             shape.num_kv_heads,
             cache_config.block_size,
             shape.head_dim,
-            model.dtype,
+            torch.int8 if cache_config.dtype == "int8" else model.dtype,
             model.device,
         )
 

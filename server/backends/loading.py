@@ -41,6 +41,7 @@ def make_load(config: ServerConfig) -> Callable[[Report], LoadedThings]:
             loaded.tokenizer,
             max_model_len=loaded.plan.max_model_len,
         )
+        kept = loaded.plan.kv_dtype
         phases = dict(loaded.start_phases)
         phases["import"] = phases.get("import", 0.0) + imported_s
         return LoadedThings(
@@ -53,6 +54,7 @@ def make_load(config: ServerConfig) -> Callable[[Report], LoadedThings]:
             info={
                 "device": loaded.device,
                 "dtype": loaded.dtype,
+                "kv_dtype": loaded.dtype if kept == "auto" else kept,
                 "weights": loaded.dtype,
             },
             startup_s=phases,

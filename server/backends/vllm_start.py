@@ -199,6 +199,10 @@ def _engine_args(config: ServerConfig, prepared: _Prepared, args_class: Any) -> 
 def _memory_args(config: ServerConfig, model: ModelConfig, prepared: _Prepared) -> dict[str, Any]:
     """As much memory for K and V as the native engine would take. On CUDA vLLM measures for itself."""
     kv_cache = config.kv_cache
+    if kv_cache.dtype != "auto":
+        raise ConfigError(
+            f"kv_cache.dtype: {kv_cache.dtype} is the native engine's; set kv_cache_dtype in vllm.engine_args."
+        )
     if kv_cache.num_blocks != "auto":
         return {"num_gpu_blocks_override": kv_cache.num_blocks}
     if prepared.device == "cuda":

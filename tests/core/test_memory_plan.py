@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -46,6 +47,21 @@ def plan(
         available,
         device,
     )
+
+
+def test_a_cache_in_8_bits_holds_nearly_twice_the_tokens_and_says_so() -> None:
+    whole, narrow = plan(4 * GIB), plan(4 * GIB, dtype="int8")
+    assert narrow.bytes_per_block == 16 * 2 * 30 * 3 * (64 + 4)
+    assert narrow.num_tokens / whole.num_tokens == pytest.approx(128 / 68, rel=0.01)
+    before = narrow.kv_bytes // SHAPE.kv_bytes_per_token
+    assert f"would hold {before:,} in as much memory" in render_plan(narrow, SHAPE)[2]
+    assert before == pytest.approx(whole.num_tokens, rel=0.01)
+
+
+def test_a_cache_in_8_bits_needs_heads_that_fit_the_vectors() -> None:
+    odd, cache = replace(SHAPE, head_dim=18), KVCacheConfig(dtype="int8")
+    with pytest.raises(ConfigError, match=r"kv_cache\.dtype.* have 18"):
+        plan_memory(odd, EngineConfig(), cache, ModelConfig(), 20 * GIB, "cpu")
 
 
 def test_on_a_cpu_three_tenths_of_what_is_left_up_to_four_gib() -> None:

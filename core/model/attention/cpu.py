@@ -24,7 +24,10 @@ MAX_HEAD_DIM = 1024
 def unsupported(num_heads: int, cache: LayerCache) -> str | None:
     """Why the C kernels cannot serve this shape, or None."""
     _, num_kv_heads, _, head_dim = cache.key.shape
-    if cache.key.dtype not in DTYPES:
+    if cache.key.dtype == torch.int8:
+        if head_dim % 16:
+            return f"no C kernel for int8 caches and head size {head_dim}"
+    elif cache.key.dtype not in DTYPES:
         return f"no C kernel for {cache.key.dtype} caches"
     if cache.value.shape[-1] != head_dim:
         return "no C kernel for values of another size than keys"
@@ -51,10 +54,10 @@ class CpuAttention:
         if not self._is_served(cache.key.shape[1], cache):
             reference.write_kv(key, value, cache, layout)
             return
-        key = key.to(cache.key.dtype).contiguous()
-        value = value.to(cache.value.dtype).contiguous()
+        dtype = _computed_in(key, cache)
+        key, value = key.to(dtype).contiguous(), value.to(dtype).contiguous()
         self._kernels.write_kv(
-            ctypes.addressof(attention := attention_of(cache, cache.key.shape[1])),
+            ctypes.addressof(attention := attention_of(cache, dtype, cache.key.shape[1])),
             ctypes.addressof(self._step_of(layout)),
             key.data_ptr(),
             value.data_ptr(),
@@ -78,10 +81,10 @@ class CpuAttention:
             return reference.attend(
                 query, cache, layout, scale=scale, window=window, softcap=softcap, sinks=sinks
             )
-        rows = query.to(cache.key.dtype).contiguous()
+        rows = query.to(_computed_in(query, cache)).contiguous()
         output = torch.empty_like(rows)
         sinks = None if sinks is None else sinks.float().contiguous()
-        attention = attention_of(cache, num_heads, scale, window, softcap, sinks)
+        attention = attention_of(cache, rows.dtype, num_heads, scale, window, softcap, sinks)
         self._kernels.attend(
             ctypes.addressof(attention),
             ctypes.addressof(self._step_of(layout)),
@@ -103,6 +106,13 @@ class CpuAttention:
             self._layout = layout  # kept: a new layout cannot then have its address
             self._step = step_of(layout)
         return self._step
+
+
+def _computed_in(rows: Tensor, cache: LayerCache) -> torch.dtype:
+    """What the kernels read beside the cache: its dtype, or beside an int8 one that of the rows."""
+    if cache.key.dtype in DTYPES:
+        return cache.key.dtype
+    return rows.dtype if rows.dtype in DTYPES else torch.float32
 
 
 def cpu_kernels(kernels: Kernels) -> AttentionKernels:

@@ -35,10 +35,17 @@ class StepLayout:
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
-    """Keys and values of one layer."""
+    """Keys and values of one layer; where they are int8, an element times its row's scale is what it stands for."""
 
     key: Tensor  # (num_blocks, num_kv_heads, block_size, head_dim)
     value: Tensor  # (num_blocks, num_kv_heads, block_size, head_dim)
+    key_scale: Tensor | None = None  # (num_blocks, num_kv_heads, block_size) float32
+    value_scale: Tensor | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        held = (self.key, self.value, self.key_scale, self.value_scale)
+        return sum(tensor.nbytes for tensor in held if tensor is not None)
 
 
 class WriteKV(Protocol):

@@ -20,8 +20,17 @@ def write_kv(key: Tensor, value: Tensor, cache: LayerCache, layout: StepLayout) 
     """Scatters key and value, (num_tokens, num_kv_heads, head_dim), into their slots."""
     block_ids = layout.slots // layout.block_size  # (num_tokens,)
     offsets = layout.slots % layout.block_size  # (num_tokens,)
-    cache.key[block_ids, :, offsets] = key.to(cache.key.dtype)
-    cache.value[block_ids, :, offsets] = value.to(cache.value.dtype)
+    for rows, kept, scales in (
+        (key, cache.key, cache.key_scale),
+        (value, cache.value, cache.value_scale),
+    ):
+        if scales is None:
+            kept[block_ids, :, offsets] = rows.to(kept.dtype)
+        else:
+            scale = rows.float().abs().amax(-1) / 127  # (num_tokens, num_kv_heads)
+            whole = (rows.float() / scale.clamp_min(1e-30)[..., None]).round().clamp(-127, 127)
+            kept[block_ids, :, offsets] = whole.to(kept.dtype)
+            scales[block_ids, :, offsets] = scale
 
 
 def attend(
@@ -41,8 +50,8 @@ def attend(
         start, end = layout.row_starts_list[i], layout.row_starts_list[i + 1]
         num_blocks = -(-context_len // layout.block_size)
         table = layout.block_tables[i, :num_blocks]
-        key = _gather(cache.key, table, context_len)  # (num_kv_heads, context_len, head_dim)
-        value = _gather(cache.value, table, context_len)
+        key = _gather(cache.key, cache.key_scale, table, context_len)
+        value = _gather(cache.value, cache.value_scale, table, context_len)
         step = max(1, MAX_SCORES // (num_heads * context_len))
         for first in range(start, end, step):
             rows = slice(first, min(first + step, end))
@@ -52,12 +61,12 @@ def attend(
     return output
 
 
-def _gather(blocks: Tensor, table: Tensor, context_len: int) -> Tensor:
+def _gather(blocks: Tensor, scales: Tensor | None, table: Tensor, context_len: int) -> Tensor:
     """Blocks of one sequence as (num_kv_heads, context_len, head_dim) in float32."""
-    gathered = blocks[table.long()].transpose(
-        0, 1
-    )  # (num_kv_heads, num_blocks, block_size, head_dim)
-    return gathered.flatten(1, 2)[:, :context_len].float()
+    gathered = blocks[table.long()].float()  # (num_blocks, num_kv_heads, block_size, head_dim)
+    if scales is not None:
+        gathered *= scales[table.long()][..., None]
+    return gathered.transpose(0, 1).flatten(1, 2)[:, :context_len]
 
 
 def _attend_rows(

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 COLUMNS = 32  # outputs in one packed block of a linear layer
 DTYPES = {torch.bfloat16: 0, torch.float32: 1}
 PARTS = ("norms", "linear", "rope", "attention", "head")  # of a forward, as `Scratch.seconds` times
+INT8 = 2
 
 _pointer, _whole, _real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
@@ -35,8 +36,9 @@ class Linear(ctypes.Structure):
 
 class Attention(ctypes.Structure):
     _fields_ = [
-        *((name, _pointer) for name in ("key", "value", "sinks")),
-        *((name, _whole) for name in ("num_heads", "num_kv_heads", "head_dim", "dtype", "window")),
+        *((name, _pointer) for name in ("key", "value", "key_scale", "value_scale", "sinks")),
+        *((name, _whole) for name in ("num_heads", "num_kv_heads", "head_dim")),
+        *((name, _whole) for name in ("dtype", "kept", "window")),
         ("scale", _real),
         ("softcap", _real),
     ]
@@ -93,22 +95,28 @@ def step_of(layout: StepLayout) -> Step:
 
 def attention_of(
     cache: LayerCache,
+    dtype: torch.dtype,
     num_heads: int,
     scale: float = 1.0,
     window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Attention:
-    """One layer's attention as a struct; `cache` and `sinks` (float32) must outlive it."""
+    """One layer's attention as a struct, for queries of `dtype`; `cache` and `sinks` (float32) must outlive it."""
+    scales = (cache.key_scale, cache.value_scale)
+    key_scale, value_scale = (None if scale is None else scale.data_ptr() for scale in scales)
     _, num_kv_heads, _, head_dim = cache.key.shape
     return Attention(
         key=cache.key.data_ptr(),
         value=cache.value.data_ptr(),
+        key_scale=key_scale,
+        value_scale=value_scale,
         sinks=None if sinks is None else sinks.data_ptr(),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        dtype=DTYPES[cache.key.dtype],
+        dtype=DTYPES[dtype],
+        kept=INT8 if cache.key.dtype == torch.int8 else DTYPES[cache.key.dtype],
         window=window or 0,
         scale=scale,
         softcap=softcap or 0.0,

@@ -9,16 +9,17 @@
    Within a tile of VL keys the lanes are keys (K is transposed on the fly), so that no sum runs across lanes. With bf16
    instructions (`pairs`) both products take two elements at a time: of K along the head, of V two neighbouring keys, whose
    rows are zipped; the weights are then bf16, and their sum is of what was rounded. */
-enum { GROUP = 6, CHUNK = VL == 16 ? 2 : 1, TILES = VL == 16 ? 2 : 1 };
-
 typedef struct { /* where the rows of one segment of an item lie: those of positions [low, high), which begins at start */
     const char *keys[SEGMENT], *values[SEGMENT];
-    int64_t start, low, high;
+    const int32_t *table;
+    int64_t head, start, low, high;
 } Place;
 
 typedef struct { /* one thread's memory; a state is (maximum in powers of two, sum, ..., values[head_dim]) per query */
     float *scores, *part, *state, *tile, *zipped;
     uint32_t *query;
+    uint8_t *weights; /* of bytes: high ones, then low ones, per query */
+    float *query_scale, *value, key_scale[SEGMENT], value_scale[SEGMENT];
     Place places[2];
     int64_t queries, rows[64 + MAX_QUERIES], low[64 + MAX_QUERIES], high[64 + MAX_QUERIES];
 } Work;
@@ -180,9 +181,11 @@ INLINE void soften(const Attention *a, float *scores, int64_t t0, int64_t t1, in
    tiles can be read. False where no query of the item sees a key of it. */
 static __attribute__((noinline)) int locate(const Attention *a, const Step *s, const Item *item, int64_t index, Place *place) {
     const int32_t *table = s->block_tables + item->sequence * s->max_blocks;
-    int64_t row = a->head_dim * width(a->dtype), block_size = s->block_size, start = index * SEGMENT;
+    int64_t row = a->head_dim * width(a->kept), block_size = s->block_size, start = index * SEGMENT;
     int64_t low = max64(start, a->window ? item->low_position - a->window + 1 : 0);
     int64_t high = min64(start + SEGMENT, item->high_position + 1);
+    place->table = table;
+    place->head = item->head;
     place->start = start;
     place->low = low;
     place->high = high;
@@ -193,11 +196,28 @@ static __attribute__((noinline)) int locate(const Attention *a, const Step *s, c
         const char *key = (const char *)a->key + at, *value = (const char *)a->value + at;
         for (int64_t i = 0; i < n; i++) place->keys[t + i] = key + i * row;
         for (int64_t i = 0; i < n; i++) place->values[t + i] = value + i * row;
+        if (a->kept == INT8) {
+            FETCH(a->key_scale + at / row);
+            FETCH(a->value_scale + at / row);
+        }
         p += n;
     }
     for (int64_t t = 0; t < low - start; t++) place->keys[t] = place->values[t] = place->keys[low - start];
     for (int64_t t = high - start; t < SEGMENT; t++) place->keys[t] = place->values[t] = place->keys[high - start - 1];
     return 1;
+}
+
+/* The scales of a segment's keys and values; 0 where no query looks. */
+static void load_scales(const Attention *a, const Step *s, Work *w, const Place *place) {
+    memset(w->key_scale, 0, sizeof w->key_scale);
+    memset(w->value_scale, 0, sizeof w->value_scale);
+    for (int64_t p = place->low; p < place->high;) {
+        int64_t offset = p % s->block_size, n = min64(s->block_size - offset, place->high - p), t = p - place->start;
+        int64_t at = (place->table[p / s->block_size] * a->num_kv_heads + place->head) * s->block_size + offset;
+        memcpy(w->key_scale + t, a->key_scale + at, n * sizeof(float));
+        memcpy(w->value_scale + t, a->value_scale + at, n * sizeof(float));
+        p += n;
+    }
 }
 
 /* The partial results of one segment for all queries of an item, into `part`; `next` is fetched meanwhile. `many`: more
@@ -213,13 +233,19 @@ INLINE void segment_of(const Attention *a, const Step *s, Work *w, const Place *
         part[q * stride + 1] = 0;
     }
     int64_t first = place->low - start, last = place->high - start, t0 = first / VL * VL, t1 = ceil_div(last, VL) * VL, d = 0;
-    int64_t words = pairs ? ceil_div(a->head_dim / 2, 2) * 2 : a->head_dim, pace = VL * a->head_dim * width(dtype) / (words / 2);
+    int64_t words = dtype == INT8 ? a->head_dim / 4 : pairs ? ceil_div(a->head_dim / 2, 2) * 2 : a->head_dim, pace = VL * a->head_dim * width(dtype) / (words / 2);
+    if (dtype == INT8) load_scales(a, s, w, place);
     for (int64_t t = t0, tiles; t < t1; t += tiles * VL) {
         tiles = min64(TILES, (t1 - t) / VL);
         for (int64_t c = 0; c < tiles; c++) load_tile(w->tile + c * words * VL, place->keys, t + c * VL, a->head_dim, dtype, pairs);
         for (int64_t i = 0; many && i < tiles * VL; i++)
             for (int64_t at = 0; at < a->head_dim * width(dtype); at += 64) FETCH(place->values[t + i] + at);
-        for (int64_t q = 0; q < w->queries; q += GROUP) {
+        for (int64_t q = 0; q < w->queries && dtype == INT8; q += GROUP) {
+#define BYTES_OF(n, c) score_bytes(n, c, w->scores + q * SEGMENT + t, w->tile, w->query + q * 2 * words, words, w->query_scale + q, w->key_scale + t, many ? 0 : place->values + t)
+#define BYTES(n) if (TILES == 2 && tiles == 2) BYTES_OF(n, TILES); else BYTES_OF(n, 1)
+            BY_GROUP(w->queries - q, BYTES)
+        }
+        for (int64_t q = 0; q < w->queries && dtype != INT8; q += GROUP) {
 #define SCORES_OF(n, c) score_group(n, c, w->scores + q * SEGMENT + t, w->tile, w->query + q * words, words, pairs, many ? 0 : place->values + t, pace)
 #define SCORES(n) if (TILES == 2 && tiles == 2) SCORES_OF(n, TILES); else SCORES_OF(n, 1)
             BY_GROUP(w->queries - q, SCORES)
@@ -230,6 +256,20 @@ INLINE void segment_of(const Attention *a, const Step *s, Work *w, const Place *
             soften(a, w->scores + q * SEGMENT, t0, t1, w->low[q], w->high[q], part + q * stride, part + q * stride + 1, pairs);
         else
             memset(w->scores + q * SEGMENT, 0, SEGMENT * sizeof(float));
+        if (dtype == INT8)
+            w->value[q] = weigh(w->scores + q * SEGMENT, w->value_scale, t0, t1, w->weights + q * 2 * SEGMENT, w->weights + (q * 2 + 1) * SEGMENT);
+    }
+    if (dtype == INT8) {
+        for (int64_t t = t0; t < t1; t++) FETCH(next->keys[t]);
+        for (int64_t t = t0; t < t1; t += 4) zip_bytes(place->values, t, a->head_dim, w->zipped + t / 4 * a->head_dim);
+        for (; d < a->head_dim; d += CHUNK * VL)
+            for (int64_t q = 0; q < w->queries; q += GROUP) {
+#define BYTE_VALUES_OF(n, c) \
+    value_bytes(n, c, w->zipped + d, a->head_dim, t0, t1, w->weights + q * 2 * SEGMENT, w->value + q, part + q * stride + HEADER + d, stride)
+#define BYTE_VALUES(n) if (d + CHUNK * VL <= a->head_dim) BYTE_VALUES_OF(n, CHUNK); else BYTE_VALUES_OF(n, 1)
+                BY_GROUP(w->queries - q, BYTE_VALUES)
+            }
+        return;
     }
     if (pairs) first = first / 2 * 2;
 #ifdef __AVX512BF16__
@@ -267,7 +307,9 @@ static __attribute__((noinline)) void segment(const Attention *a, const Step *s,
 #else
     const int pairs = 0;
 #endif
-    if (a->dtype == BF16 && w->queries <= GROUP) segment_of(a, s, w, place, next, part, BF16, pairs, 0);
+    if (a->kept == INT8 && w->queries <= GROUP) segment_of(a, s, w, place, next, part, INT8, 0, 0);
+    else if (a->kept == INT8) segment_of(a, s, w, place, next, part, INT8, 0, 1);
+    else if (a->dtype == BF16 && w->queries <= GROUP) segment_of(a, s, w, place, next, part, BF16, pairs, 0);
     else if (a->dtype == BF16) segment_of(a, s, w, place, next, part, BF16, pairs, 1);
     else if (w->queries <= GROUP) segment_of(a, s, w, place, next, part, F32, 0, 0);
     else segment_of(a, s, w, place, next, part, F32, 0, 1);
@@ -297,7 +339,7 @@ static __attribute__((noinline)) void finish(const Attention *a, const float *st
     const float *values = state + HEADER;
     int64_t d = 0;
     out += (row * a->num_heads + head) * a->head_dim * width(a->dtype);
-    for (; d + 2 * VL <= a->head_dim; d += 2 * VL) {
+    for (; d + 2 * VL <= a->head_dim && a->kept != INT8; d += 2 * VL) {
 #ifdef __AVX512BF16__
         if (a->dtype == BF16) { /* as zip_pair left them */
             __m512i both = (__m512i)_mm512_cvtne2ps_pbh((__m512)(vload(values + d + VL) * inverse), (__m512)(vload(values + d) * inverse));
@@ -327,10 +369,15 @@ static void load_queries(const Attention *a, Work *w, const Plan *plan, const It
         int64_t row = w->rows[q / group] = plan->rows[item->rows + q / group];
         const char *from = query + (row * query_stride + (item->head * group + q % group) * a->head_dim) * size;
         uint32_t *to = w->query + q * words;
+        w->state[q * (a->head_dim + HEADER)] = -INFINITY;
+        if (a->kept == INT8) {
+            uint8_t *high = (uint8_t *)w->query + q * 2 * a->head_dim;
+            w->query_scale[q] = quantize_query(from, a->head_dim, a->dtype, high, high + a->head_dim);
+            continue;
+        }
         to[words - 1] = 0;
         if (pairs || a->dtype == F32) memcpy(to, from, a->head_dim * size);
         else for (int64_t i = 0; i < a->head_dim; i++) to[i] = (uint32_t)((const u16 *)from)[i] << 16;
-        w->state[q * (a->head_dim + HEADER)] = -INFINITY;
     }
 }
 
@@ -393,7 +440,7 @@ static void attend_items(const Attention *a, const Step *s, Work *w, const Plan 
 static void attend_team(const Member *member, const Attention *a, const Step *s, const Plan *plan, int64_t layer, const void *query, int64_t query_stride, void *out) {
     int64_t most = max64(MAX_QUERIES, a->num_heads / a->num_kv_heads), stride = a->head_dim + HEADER;
     Work *w = malloc(sizeof(Work));
-    int64_t floats = most * (SEGMENT + 2 * stride + a->head_dim + 1) + (a->head_dim + 2) * VL * TILES + SEGMENT / 2 * a->head_dim;
+    int64_t floats = most * (SEGMENT + SEGMENT / 2 + 2 * stride + a->head_dim + 3) + (a->head_dim + 2) * VL * TILES + SEGMENT / 2 * a->head_dim;
     float *memory = aligned_alloc(LINE, ceil_div(floats * sizeof(float), LINE) * LINE);
     w->scores = memory;
     w->part = w->scores + most * SEGMENT;
@@ -401,6 +448,9 @@ static void attend_team(const Member *member, const Attention *a, const Step *s,
     w->zipped = w->state + most * stride;
     w->tile = w->zipped + SEGMENT / 2 * a->head_dim;
     w->query = (uint32_t *)(w->tile + (a->head_dim + 2) * VL * TILES);
+    w->query_scale = (float *)w->query + most * (a->head_dim + 1);
+    w->value = w->query_scale + most;
+    w->weights = (uint8_t *)(w->value + most);
     attend_items(a, s, w, plan, plan->next + layer, query, query_stride, out);
     wait_for_team(member);
     if (plan->num_merges) {
@@ -422,15 +472,33 @@ static void attend(const Attention *a, const Step *s, const void *query, int64_t
     free_plan(plan);
 }
 
-/* key, value: (num_tokens, num_kv_heads, head_dim), copied to their slots. */
+/* Where the row of token t and KV head h lies in the cache, in rows. */
+INLINE int64_t slot_of(const Attention *a, const Step *s, int64_t t, int64_t h) {
+    return (s->slots[t] / s->block_size * a->num_kv_heads + h) * s->block_size + s->slots[t] % s->block_size;
+}
+
+INLINE void widen(const void *from, int64_t at, int64_t n, int64_t dtype, float *to) {
+    if (dtype == BF16) for (int64_t i = 0; i < n; i++) to[i] = get(from, at + i, BF16);
+    else memcpy(to, (const float *)from + at, n * sizeof(float));
+}
+
+/* One token's row of keys or values into the cache. */
+INLINE void keep_row(const Attention *a, void *cache, float *scale, int64_t at, const float *x) {
+    if (a->kept == INT8) scale[at] = quantize_row(x, a->head_dim, (int8_t *)cache + at * a->head_dim);
+    else if (a->kept == BF16) for (int64_t i = 0; i < a->head_dim; i++) put(cache, at * a->head_dim + i, x[i], BF16);
+    else memcpy((float *)cache + at * a->head_dim, x, a->head_dim * sizeof(float));
+}
+
+/* key, value: (num_tokens, num_kv_heads, head_dim) of the model's dtype, copied to their slots. */
 static void write_kv(const Attention *a, const Step *s, const void *key, const void *value) {
-    int64_t row = a->head_dim * width(a->dtype);
 #pragma omp parallel for if (s->num_tokens >= 64)
     for (int64_t t = 0; t < s->num_tokens; t++)
         for (int64_t h = 0; h < a->num_kv_heads; h++) {
-            int64_t block = s->slots[t] / s->block_size, offset = s->slots[t] % s->block_size;
-            int64_t to = ((block * a->num_kv_heads + h) * s->block_size + offset) * row, from = (t * a->num_kv_heads + h) * row;
-            memcpy((char *)a->key + to, (const char *)key + from, row);
-            memcpy((char *)a->value + to, (const char *)value + from, row);
+            float k[1024], v[1024];
+            int64_t from = (t * a->num_kv_heads + h) * a->head_dim;
+            widen(key, from, a->head_dim, a->dtype, k);
+            widen(value, from, a->head_dim, a->dtype, v);
+            keep_row(a, a->key, a->key_scale, slot_of(a, s, t, h), k);
+            keep_row(a, a->value, a->value_scale, slot_of(a, s, t, h), v);
         }
 }

@@ -19,12 +19,12 @@ static void norm_team(const Member *member, const Model *m, const float *weight,
     wait_for_team(member);
 }
 
-/* One head's query or key: its norm, if there is one, and its rotation; from `from` to `to`. */
-INLINE void rotate(const Model *m, const float *norm, int64_t position, int64_t head_dim, const void *from, void *to, int dtype) {
-    float x[1024], y[1024];
+/* One head's query or key: its norm, if there is one, and its rotation; into y. */
+INLINE void rotate(const Model *m, const float *norm, int64_t position, int64_t head_dim, const void *from, float *y) {
+    float x[1024];
     int64_t half = m->rotary_dim / 2;
     const float *c = m->cos + position * half, *s = m->sin + position * half;
-    for (int64_t i = 0; i < head_dim; i++) x[i] = get(from, i, dtype);
+    widen(from, 0, head_dim, m->dtype, x);
     if (norm) {
         float sum = 0;
         for (int64_t i = 0; i < head_dim; i++) sum += x[i] * x[i];
@@ -34,7 +34,6 @@ INLINE void rotate(const Model *m, const float *norm, int64_t position, int64_t 
     for (int64_t i = 0; i < half; i++) y[i] = x[i] * c[i] - x[i + half] * s[i];
     for (int64_t i = 0; i < half; i++) y[i + half] = x[i + half] * c[i] + x[i] * s[i];
     for (int64_t i = 2 * half; i < head_dim; i++) y[i] = x[i];
-    for (int64_t i = 0; i < head_dim; i++) put(to, i, y[i], dtype);
 }
 
 /* Rotates queries in place and puts rotated keys, and values, into their slots. qkv: (num_tokens, (heads + 2 kv_heads) head_dim). */
@@ -44,14 +43,17 @@ static void rope_team(const Member *member, const Model *m, const Layer *layer, 
     FOR_TEAM(member, t, s->num_tokens)
         for (int64_t h = 0; h < heads; h++) {
             char *from = qkv + (t * heads + h) * head;
-            int64_t kv = h < a->num_heads + a->num_kv_heads ? h - a->num_heads : h - a->num_heads - a->num_kv_heads;
-            int64_t to = ((s->slots[t] / s->block_size * a->num_kv_heads + kv) * s->block_size + s->slots[t] % s->block_size) * head;
-            if (h >= a->num_heads + a->num_kv_heads) memcpy((char *)a->value + to, from, head);
-            else {
-                const float *norm = h < a->num_heads ? layer->query_norm : layer->key_norm;
-                void *target = h < a->num_heads ? from : (char *)a->key + to;
-                if (m->dtype == BF16) rotate(m, norm, s->positions[t], a->head_dim, from, target, BF16);
-                else rotate(m, norm, s->positions[t], a->head_dim, from, target, F32);
+            float y[1024];
+            if (h < a->num_heads) {
+                rotate(m, layer->query_norm, s->positions[t], a->head_dim, from, y);
+                if (m->dtype == BF16) for (int64_t i = 0; i < a->head_dim; i++) put(from, i, y[i], BF16);
+                else memcpy(from, y, head);
+            } else if (h < a->num_heads + a->num_kv_heads) {
+                rotate(m, layer->key_norm, s->positions[t], a->head_dim, from, y);
+                keep_row(a, a->key, a->key_scale, slot_of(a, s, t, h - a->num_heads), y);
+            } else {
+                widen(from, 0, a->head_dim, m->dtype, y);
+                keep_row(a, a->value, a->value_scale, slot_of(a, s, t, h - a->num_heads - a->num_kv_heads), y);
             }
         }
     wait_for_team(member);

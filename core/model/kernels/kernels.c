@@ -14,7 +14,7 @@ static int is_supported(const Variant *variant) {
 #ifdef HAS_X86_VARIANTS
     int has512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                  __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-    if (variant == &noria_avx512bf16) return has512 && __builtin_cpu_supports("avx512bf16");
+    if (variant == &noria_avx512bf16) return has512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
     if (variant == &noria_avx512) return has512;
     if (variant == &noria_avx2) return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 #endif

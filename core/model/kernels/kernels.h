@@ -6,7 +6,7 @@
 #define NORIA_KERNELS_H
 #include <stdint.h>
 
-enum { BF16 = 0, F32 = 1 };
+enum { BF16 = 0, F32 = 1, INT8 = 2 };
 enum { COLUMNS = 32 }; /* outputs of one packed block of a linear layer */
 enum { SEGMENT = 128 }; /* keys of one partial result of attention, at absolute positions */
 
@@ -18,8 +18,9 @@ typedef struct { /* y = x W^T + bias; W packed as [outputs / 32][inputs / 2][32]
 
 typedef struct { /* one layer's attention */
     void *key, *value; /* (num_blocks, num_kv_heads, block_size, head_dim) */
+    float *key_scale, *value_scale; /* (num_blocks, num_kv_heads, block_size), of a cache of bytes */
     const float *sinks; /* (num_heads,) or NULL */
-    int64_t num_heads, num_kv_heads, head_dim, dtype, window; /* window 0: all keys */
+    int64_t num_heads, num_kv_heads, head_dim, dtype, kept, window; /* kept: the cache's dtype; window 0: all keys */
     float scale, softcap; /* softcap 0: none */
 } Attention;
 

@@ -2,7 +2,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#ifdef __AVX512F__
+#ifdef __SSE2__
 #include <immintrin.h>
 #endif
 
@@ -16,7 +16,10 @@ enum { VL = 4 };
 typedef float vf __attribute__((vector_size(VL * 4)));
 typedef uint32_t vu __attribute__((vector_size(VL * 4)));
 typedef int32_t vi __attribute__((vector_size(VL * 4)));
+typedef int16_t vs __attribute__((vector_size(VL * 4)));
+typedef int8_t vb __attribute__((vector_size(VL * 4)));
 typedef uint16_t u16;
+typedef uint8_t bytes __attribute__((vector_size(VL)));
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 32")
 #define FETCH(p) __builtin_prefetch(p, 0, 2) /* into the second-level cache, which waits for more lines at once than the first */
@@ -37,7 +40,7 @@ INLINE void put(void *p, int64_t i, float x, int dtype) {
     else ((float *)p)[i] = x;
 }
 
-INLINE int64_t width(int64_t dtype) { return dtype == BF16 ? 2 : 4; }
+INLINE int64_t width(int64_t dtype) { return dtype == INT8 ? 1 : dtype == BF16 ? 2 : 4; }
 INLINE vf vload(const float *p) { vf v; memcpy(&v, p, sizeof v); return v; }
 INLINE void vstore(float *p, vf v) { memcpy(p, &v, sizeof v); }
 INLINE vu uload(const void *p) { vu v; memcpy(&v, p, sizeof v); return v; }
@@ -50,6 +53,39 @@ INLINE vf vmax(vf a, vf b) { /* b where one is NaN */
 #endif
 }
 INLINE vi iota(void) { vi v; UNROLL for (int i = 0; i < VL; i++) v[i] = i; return v; }
+
+INLINE vi to_nearest(vf x) { /* ties to even, whatever the compiler fuses */
+#if defined(__AVX512F__)
+    return (vi)_mm512_cvtps_epi32((__m512)x);
+#elif defined(__AVX2__)
+    return (vi)_mm256_cvtps_epi32((__m256)x);
+#elif defined(__SSE2__)
+    return (vi)_mm_cvtps_epi32((__m128)x);
+#else
+    return (vi)(x + 12582912.0f) - 0x4b400000; /* 1.5 * 2^23 */
+#endif
+}
+
+/* sum + the products of the 4 unsigned bytes of x with the 4 signed bytes of each lane of w, exactly. */
+INLINE vi dot_bytes(vi sum, uint32_t x, vi w) {
+#if defined(__AVX512VNNI__)
+    return (vi)_mm512_dpbusd_epi32((__m512i)sum, _mm512_set1_epi32((int)x), (__m512i)w);
+#else
+    vs low = ((vs)w << 8) >> 8, high = (vs)w >> 8;
+    vi even = (vi){0} + (int32_t)(x & 0x00ff00ffu), odd = (vi){0} + (int32_t)((x >> 8) & 0x00ff00ffu);
+#if defined(__AVX512BW__)
+    return sum + (vi)_mm512_madd_epi16((__m512i)low, (__m512i)even) + (vi)_mm512_madd_epi16((__m512i)high, (__m512i)odd);
+#elif defined(__AVX2__)
+    return sum + (vi)_mm256_madd_epi16((__m256i)low, (__m256i)even) + (vi)_mm256_madd_epi16((__m256i)high, (__m256i)odd);
+#elif defined(__SSE2__)
+    return sum + (vi)_mm_madd_epi16((__m128i)low, (__m128i)even) + (vi)_mm_madd_epi16((__m128i)high, (__m128i)odd);
+#else
+    vi a = (vi)low, b = (vi)high;
+    return sum + ((a << 16) >> 16) * (int32_t)(x & 255) + ((b << 16) >> 16) * (int32_t)(x >> 8 & 255) +
+           (a >> 16) * (int32_t)(x >> 16 & 255) + (b >> 16) * (int32_t)(x >> 24);
+#endif
+#endif
+}
 
 /* Sums and maxima over lanes, always in the same order. */
 INLINE float lane_sum(vf v) {

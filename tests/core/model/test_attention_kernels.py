@@ -15,6 +15,7 @@ from core.model.attention.cpu import cpu_kernels
 from core.model.attention.layout import LayerCache, StepLayout
 from core.model.attention.reference import REFERENCE
 from core.model.kernels import Kernels, load
+from core.model.kv_cache import KVCache
 
 KERNELS = load()
 needs_kernels = pytest.mark.skipif(KERNELS is None, reason="the C kernels are not compiled")
@@ -24,14 +25,19 @@ def make_cache(
     num_blocks: int, kv_heads: int, block_size: int, head_dim: int, dtype: torch.dtype
 ) -> LayerCache:
     shape = (num_blocks, kv_heads, block_size, head_dim)
+    if dtype == torch.int8:
+        scales = torch.rand(2, *shape[:-1]) / 50
+        key, value = torch.randint(-127, 128, (2, *shape), dtype=dtype)
+        return LayerCache(key, value, scales[0], scales[1])
     return LayerCache(torch.randn(shape).to(dtype), torch.randn(shape).to(dtype))
 
 
-CACHES = [torch.bfloat16, torch.float32]
+CACHES = [torch.bfloat16, torch.float32, torch.int8]
 
 
-def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    return dtype
+def compute_dtype(cache_dtype: torch.dtype) -> torch.dtype:
+    """Of the queries beside such a cache."""
+    return torch.bfloat16 if cache_dtype == torch.int8 else cache_dtype
 
 
 @pytest.fixture(params=["", "avx512", "avx2", "plain"])
@@ -59,21 +65,21 @@ CASES = [
 
 
 @needs_kernels
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("dtype", CACHES, ids=str)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_kernels_give_what_the_reference_gives(variant: Kernels, case, dtype) -> None:
     contexts, rows, block_size, heads, kv_heads, head_dim, options = case
     torch.manual_seed(0)
     layout, num_blocks = make_step(contexts, rows, block_size)
     cache = make_cache(num_blocks, kv_heads, block_size, head_dim, dtype)
-    query = torch.randn(sum(rows), heads, head_dim).to(dtype)
+    query = torch.randn(sum(rows), heads, head_dim).to(compute_dtype(dtype))
     options = dict(options, scale=head_dim**-0.5)
     if options.pop("sinks", False):
         options["sinks"] = torch.randn(heads)
     want = REFERENCE.attend(query, cache, layout, **options)
     got = cpu_kernels(variant).attend(query, cache, layout, **options)
     tolerance = 1e-5 if dtype == torch.float32 else 2e-2
-    assert got.dtype == dtype
+    assert got.dtype == query.dtype
     torch.testing.assert_close(got.float(), want.float(), atol=tolerance, rtol=tolerance)
 
 
@@ -90,8 +96,27 @@ def test_keys_and_values_land_in_their_slots() -> None:
 
 
 @needs_kernels
-@pytest.mark.parametrize("window", [None, 70])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_keys_and_values_are_kept_in_8_bits_as_the_reference_does(variant, dtype) -> None:
+    layout, num_blocks = make_step([5, 40, 300], [5, 40, 40], 16)
+    key, value = torch.randn(85, 3, 64).to(dtype), torch.randn(85, 3, 64).to(dtype) * 9
+    key[3, 1] = 0
+    want, got = (KVCache.allocate(1, num_blocks, 3, 16, 64, torch.int8).layers[0] for _ in "ab")
+    for cache in (want, got):
+        for tensor in (cache.key, cache.value, cache.key_scale, cache.value_scale):
+            tensor.zero_()
+    REFERENCE.write_kv(key, value, want, layout)
+    cpu_kernels(variant).write_kv(key, value, got, layout)
+    torch.testing.assert_close(got.key_scale, want.key_scale)
+    torch.testing.assert_close(got.value_scale, want.value_scale)
+    assert (got.key.int() - want.key.int()).abs().max() <= 1  # ties
+    assert (got.key != want.key).float().mean() < 0.01
+    assert (got.value != want.value).float().mean() < 0.01
+
+
+@needs_kernels
+@pytest.mark.parametrize("window", [None, 70])
+@pytest.mark.parametrize("dtype", CACHES, ids=str)
 @pytest.mark.parametrize("threads", [1, 2, 7])
 def test_bits_depend_on_neither_batch_nor_chunks_nor_threads(
     variant, dtype, window, threads
@@ -101,7 +126,7 @@ def test_bits_depend_on_neither_batch_nor_chunks_nor_threads(
     context, other = 700, 90
     whole, num_blocks = make_step([context, other], [context, 1], 16)
     cache = make_cache(num_blocks, 3, 16, 64, dtype)
-    query = torch.randn(context + 1, 9, 64).to(dtype)
+    query = torch.randn(context + 1, 9, 64).to(compute_dtype(dtype))
     kernels = cpu_kernels(variant)
     before = torch.get_num_threads()
     try:

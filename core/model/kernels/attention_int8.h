@@ -1,0 +1,111 @@
+/* Attention over keys and values of 8 bits, exact where it is a sum: one scale per token and KV head. Queries become 16
+   bits, one scale each, and the weights of a segment, their keys' scales taken in, 16 bits of the largest; both as two
+   unsigned bytes, which are multiplied with the cache's bytes in whole numbers. So products lose nothing that the cache
+   has not lost already, and no order of sums matters. */
+enum { GROUP = 6, CHUNK = VL == 16 ? 2 : 1, TILES = VL == 16 ? 2 : 1 }; /* queries, vectors and tiles that one loop holds in registers */
+
+/* One head's n floats as bytes; returns their scale. NaN is not told from 0. */
+static float quantize_row(const float *x, int64_t n, int8_t *out) {
+    vf top = {0};
+    for (int64_t i = 0; i < n; i += VL) top = vmax((vf)((vi)vload(x + i) & 0x7fffffff), top);
+    float most = lane_max(top), inverse = most > 0 ? 127.0f / most : 0;
+    for (int64_t i = 0; i < n; i += VL) {
+        typedef int8_t narrow __attribute__((vector_size(VL)));
+        narrow b = __builtin_convertvector(to_nearest(vload(x + i) * inverse), narrow);
+        memcpy(out + i, &b, sizeof b);
+    }
+    return most / 127.0f;
+}
+
+/* A query as words of 4 high bytes, then of 4 low ones, of whole numbers from 0 to 65535 that stand for -32768 up. */
+static float quantize_query(const char *from, int64_t n, int dtype, uint8_t *high, uint8_t *low) {
+    float most = 0;
+    for (int64_t i = 0; i < n; i++) most = fmaxf(most, fabsf(get(from, i, dtype)));
+    float inverse = most > 0 ? 32767.0f / most : 0;
+    for (int64_t i = 0; i < n; i++) {
+        int32_t whole = (int32_t)lrintf(get(from, i, dtype) * inverse) + 32768;
+        high[i] = (uint8_t)(whole >> 8);
+        low[i] = (uint8_t)whole;
+    }
+    return most / 32767.0f;
+}
+
+/* As score_group: nq queries, each of `words` high and `words` low words, and nt tiles whose lanes are 4 bytes of a key. */
+INLINE void score_bytes(const int nq, const int nt, float *scores, const float *tile, const uint32_t *query, int64_t words,
+                        const float *query_scale, const float *key_scale, const char *const *ahead) {
+    vi high[GROUP][TILES] = {0}, low[GROUP][TILES] = {0}, sum[TILES] = {0};
+    for (int64_t i = 0; i < words; i++) {
+        UNROLL for (int c = 0; c < nt; c++) {
+            vi k = (vi)uload(tile + (c * words + i) * VL);
+            if (ahead) FETCH(ahead[c * VL] + i * VL * 4);
+            sum[c] = dot_bytes(sum[c], 0x80808080u, k);
+            UNROLL for (int q = 0; q < nq; q++) {
+                high[q][c] = dot_bytes(high[q][c], query[q * 2 * words + i], k);
+                low[q][c] = dot_bytes(low[q][c], query[(q * 2 + 1) * words + i], k);
+            }
+        }
+    }
+    UNROLL for (int q = 0; q < nq; q++) UNROLL for (int c = 0; c < nt; c++) {
+        vf whole = __builtin_convertvector(high[q][c] - sum[c], vf) * 256.0f + __builtin_convertvector(low[q][c], vf);
+        vstore(scores + q * SEGMENT + c * VL, whole * (vload(key_scale + c * VL) * query_scale[q]));
+    }
+}
+
+/* The softened scores of one query, in place of which come their keys' weights in bytes; returns what the bytes stand for. */
+INLINE float weigh(float *scores, const float *value_scale, int64_t t0, int64_t t1, uint8_t *high, uint8_t *low) {
+    vf top = {0};
+    for (int64_t t = t0; t < t1; t += VL) {
+        vf x = vload(scores + t) * vload(value_scale + t);
+        vstore(scores + t, x);
+        top = vmax(x, top);
+    }
+    float most = lane_max(top), inverse = most > 0 ? 65535.0f / most : 0;
+    for (int64_t t = t0; t < t1; t += VL) {
+        vi whole = to_nearest(vload(scores + t) * inverse);
+        bytes h = __builtin_convertvector(whole >> 8, bytes), l = __builtin_convertvector(whole & 255, bytes);
+        memcpy(high + t, &h, sizeof h);
+        memcpy(low + t, &l, sizeof l);
+    }
+    return most / 65535.0f;
+}
+
+/* Rows t to t + 3 of V, zipped: a word of 4 keys for each of n elements. */
+INLINE void zip_bytes(const char *const *rows, int64_t t, int64_t n, float *out) {
+    typedef int8_t sixteen __attribute__((vector_size(16)));
+    for (int64_t i = 0; i < n; i += 16) {
+        sixteen a, b, c, d;
+        memcpy(&a, rows[t] + i, 16);
+        memcpy(&b, rows[t + 1] + i, 16);
+        memcpy(&c, rows[t + 2] + i, 16);
+        memcpy(&d, rows[t + 3] + i, 16);
+#define ZIP_LOW 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
+#define ZIP_HIGH 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
+        typedef int16_t eight __attribute__((vector_size(16)));
+        eight ab = (eight)__builtin_shufflevector(a, b, ZIP_LOW), cd = (eight)__builtin_shufflevector(c, d, ZIP_LOW);
+        eight ab2 = (eight)__builtin_shufflevector(a, b, ZIP_HIGH), cd2 = (eight)__builtin_shufflevector(c, d, ZIP_HIGH);
+        eight all[4] = {__builtin_shufflevector(ab, cd, 0, 8, 1, 9, 2, 10, 3, 11), __builtin_shufflevector(ab, cd, 4, 12, 5, 13, 6, 14, 7, 15),
+                        __builtin_shufflevector(ab2, cd2, 0, 8, 1, 9, 2, 10, 3, 11), __builtin_shufflevector(ab2, cd2, 4, 12, 5, 13, 6, 14, 7, 15)};
+        memcpy(out + i, all, sizeof all);
+    }
+}
+
+/* As value_group: `chunk` vectors of elements, from zipped rows. */
+INLINE void value_bytes(const int nq, const int chunk, const float *zipped, int64_t head_dim, int64_t t0, int64_t t1,
+                        const uint8_t *weights, const float *value, float *out, int64_t stride) {
+    vi high[GROUP][CHUNK] = {0}, low[GROUP][CHUNK] = {0};
+    for (int64_t t = t0; t < t1; t += 4) {
+        vi v[CHUNK];
+        UNROLL for (int c = 0; c < chunk; c++) v[c] = (vi)uload(zipped + t / 4 * head_dim + c * VL);
+        UNROLL for (int q = 0; q < nq; q++) {
+            uint32_t h, l;
+            memcpy(&h, weights + q * 2 * SEGMENT + t, 4);
+            memcpy(&l, weights + (q * 2 + 1) * SEGMENT + t, 4);
+            UNROLL for (int c = 0; c < chunk; c++) {
+                high[q][c] = dot_bytes(high[q][c], h, v[c]);
+                low[q][c] = dot_bytes(low[q][c], l, v[c]);
+            }
+        }
+    }
+    UNROLL for (int q = 0; q < nq; q++) UNROLL for (int c = 0; c < chunk; c++)
+        vstore(out + q * stride + c * VL, __builtin_convertvector(high[q][c] * 256 + low[q][c], vf) * value[q]);
+}
