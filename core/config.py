@@ -148,11 +148,7 @@ def plan_memory(
     `batch_size` requests of full context can use. Raises `ConfigError` where a request of the asked length cannot
     fit, naming the largest that does and the setting to change.
     """
-    _check_sizes(engine, kv_cache)
-    if kv_cache.dtype == "int8" and shape.head_dim % 16:
-        raise ConfigError(
-            f"kv_cache.dtype: int8 needs heads of a multiple of 16 elements; this model's have {shape.head_dim}."
-        )
+    _check_sizes(shape, engine, kv_cache)
     context = _asked_context(model, shape)
     fraction = (
         _DEFAULT_FRACTION[device]
@@ -199,7 +195,7 @@ def plan_memory(
     return plan
 
 
-def _check_sizes(engine: EngineConfig, kv_cache: KVCacheConfig) -> None:
+def _check_sizes(shape: ModelShape, engine: EngineConfig, kv_cache: KVCacheConfig) -> None:
     at_least_one = {
         "engine.batch_size": engine.batch_size,
         "engine.max_batched_tokens": engine.max_batched_tokens,
@@ -213,6 +209,10 @@ def _check_sizes(engine: EngineConfig, kv_cache: KVCacheConfig) -> None:
     if kv_cache.memory_fraction != "auto" and not 0 < kv_cache.memory_fraction <= 1:
         raise ConfigError(
             f"kv_cache.memory_fraction is {kv_cache.memory_fraction}; it accepts numbers above 0 and up to 1."
+        )
+    if kv_cache.dtype == "int8" and shape.head_dim % 16:
+        raise ConfigError(
+            f"kv_cache.dtype: int8 needs heads of a multiple of 16 elements; this model's have {shape.head_dim}."
         )
 
 

@@ -8,7 +8,13 @@
 
    Within a tile of VL keys the lanes are keys (K is transposed on the fly), so that no sum runs across lanes. With bf16
    instructions (`pairs`) both products take two elements at a time: of K along the head, of V two neighbouring keys, whose
-   rows are zipped; the weights are then bf16, and their sum is of what was rounded. */
+   rows are zipped; the weights are then bf16. */
+#ifdef __AVX512BF16__
+enum { PAIRS = 1 };
+#else
+enum { PAIRS = 0 };
+#endif
+
 typedef struct { /* where the rows of one segment of an item lie: those of positions [low, high), which begins at start */
     const char *keys[SEGMENT], *values[SEGMENT];
     const int32_t *table;
@@ -24,24 +30,25 @@ typedef struct { /* one thread's memory; a state is (maximum in powers of two, s
     int64_t queries, rows[64 + MAX_QUERIES], low[64 + MAX_QUERIES], high[64 + MAX_QUERIES];
 } Work;
 
-/* The scores of nq queries for nt tiles of VL keys. Meanwhile memory from `ahead` on is fetched, `pace` bytes at a time. */
+/* The scores of nq queries for nt tiles of VL keys: words of TILES tiles side by side, and of GROUP queries. Meanwhile memory
+   from `ahead` on is fetched, `pace` bytes at a time. */
 INLINE void score_group(const int nq, const int nt, float *scores, const float *tile, const uint32_t *query, int64_t words,
                         const int pairs, const char *const *ahead, int64_t pace) {
     vf even[GROUP][TILES] = {0}, odd[GROUP][TILES] = {0};
     for (int64_t i = 0; i < words; i += 2) {
         vf k0[TILES], k1[TILES];
         UNROLL for (int c = 0; c < nt; c++) {
-            k0[c] = vload(tile + (c * words + i) * VL);
-            k1[c] = vload(tile + (c * words + i + 1) * VL);
+            k0[c] = vload(tile + (i * TILES + c) * VL);
+            k1[c] = vload(tile + ((i + 1) * TILES + c) * VL);
             if (!ahead) continue;
             FETCH(ahead[c * VL] + i / 2 * pace);
             if (pace > 64) FETCH(ahead[c * VL] + i / 2 * pace + 64);
         }
         UNROLL for (int q = 0; q < nq; q++) {
-            const uint32_t *w = query + q * words + i;
+            const uint32_t *w = query + i * GROUP + q;
 #ifdef __AVX512BF16__
             if (pairs) {
-                __m512bh a = (__m512bh)_mm512_set1_epi32(w[0]), b = (__m512bh)_mm512_set1_epi32(w[1]);
+                __m512bh a = (__m512bh)_mm512_set1_epi32(w[0]), b = (__m512bh)_mm512_set1_epi32(w[GROUP]);
                 UNROLL for (int c = 0; c < nt; c++) {
                     even[q][c] = (vf)_mm512_dpbf16_ps((__m512)even[q][c], a, (__m512bh)k0[c]);
                     odd[q][c] = (vf)_mm512_dpbf16_ps((__m512)odd[q][c], b, (__m512bh)k1[c]);
@@ -51,7 +58,7 @@ INLINE void score_group(const int nq, const int nt, float *scores, const float *
 #endif
             float a, b;
             memcpy(&a, w, 4);
-            memcpy(&b, w + 1, 4);
+            memcpy(&b, w + GROUP, 4);
             UNROLL for (int c = 0; c < nt; c++) {
                 even[q][c] += a * k0[c];
                 odd[q][c] += b * k1[c];
@@ -112,62 +119,57 @@ INLINE void value_group(const int nq, const int chunk, const char *const *rows, 
     switch (n) { case 1: CALL(1); break; case 2: CALL(2); break; case 3: CALL(3); break; \
                  case 4: CALL(4); break; case 5: CALL(5); break; default: CALL(6); }
 
-/* K rows [t, t + VL) of the segment as a tile: lanes are keys; words are bf16 pairs, or floats. */
+/* K rows [t, t + VL) of the segment as a tile: lanes are keys; words are bf16 pairs, floats or 4 bytes, TILES * VL apart. */
 INLINE void load_tile(float *tile, const char *const *keys, int64_t t, int64_t head_dim, const int dtype, const int pairs) {
-    int64_t words = dtype == BF16 ? head_dim / 2 : head_dim, i = 0;
+    enum { NEXT = TILES * VL };
+    int64_t words = head_dim * width(dtype) / 4, i = 0;
+    const int is_widened = dtype == BF16 && !pairs;
     for (; i + VL <= words; i += VL) {
         vu a[VL];
         UNROLL for (int k = 0; k < VL; k++) a[k] = uload(keys[t + k] + i * 4);
         transpose(a);
-        if (dtype == BF16 && !pairs)
-            UNROLL for (int k = 0; k < VL; k++) {
-                vstore(tile + (2 * (i + k)) * VL, (vf)(a[k] << 16));
-                vstore(tile + (2 * (i + k) + 1) * VL, (vf)(a[k] & 0xffff0000u));
-            }
-        else
-            UNROLL for (int k = 0; k < VL; k++) vstore(tile + (i + k) * VL, (vf)a[k]);
+        UNROLL for (int k = 0; k < VL; k++) {
+            if (is_widened) {
+                vstore(tile + 2 * (i + k) * NEXT, (vf)(a[k] << 16));
+                vstore(tile + (2 * (i + k) + 1) * NEXT, (vf)(a[k] & 0xffff0000u));
+            } else
+                vstore(tile + (i + k) * NEXT, (vf)a[k]);
+        }
     }
     for (; i < words; i++)
         for (int k = 0; k < VL; k++) {
             uint32_t u;
             memcpy(&u, keys[t + k] + i * 4, 4);
-            if (dtype == BF16 && !pairs) {
-                tile[2 * i * VL + k] = up((u16)u);
-                tile[(2 * i + 1) * VL + k] = up((u16)(u >> 16));
+            if (is_widened) {
+                tile[2 * i * NEXT + k] = up((u16)u);
+                tile[(2 * i + 1) * NEXT + k] = up((u16)(u >> 16));
             } else
-                memcpy(tile + i * VL + k, &u, 4);
+                memcpy(tile + i * NEXT + k, &u, 4);
         }
-    if (words % 2 && pairs) memset(tile + words * VL, 0, VL * 4);
+    if (words % 2 && pairs) memset(tile + words * NEXT, 0, VL * 4);
 }
 
 /* 2^(score - maximum) of one query over its own keys [low, high) of the tiles [t0, t1), zero elsewhere; as bf16 with `pairs`. */
-INLINE void soften(const Attention *a, float *scores, int64_t t0, int64_t t1, int64_t low, int64_t high, float *maximum, float *sum, const int pairs) {
+INLINE void soften_tiles(const Attention *a, float *scores, const int t0, const int t1, const int low, const int high, float *maximum, float *sum, const int pairs) {
     const float log2e = 1.44269504f, scale = a->softcap > 0 ? log2e : a->scale * log2e;
     vf top = (vf){0} - INFINITY, total = {0};
-    for (int64_t t = t0; t < t1; t += VL) {
+    UNROLL for (int t = t0; t < t1; t += VL) {
         vf s = vload(scores + t);
         if (a->softcap > 0) {
             s = a->softcap * (1.0f - 2.0f / (vexp(s * (a->scale * 2.0f / a->softcap)) + 1.0f));
             vstore(scores + t, s);
         }
-        if (t < low || t + VL > high) {
-            vi place = iota() + (int32_t)t;
-            s = select_if((place >= (int32_t)low) & (place < (int32_t)high), s, (vf){0} - INFINITY);
-        }
+        if (t < low || t + VL > high) s = select_if((iota() + t >= low) & (iota() + t < high), s, (vf){0} - INFINITY);
         top = vmax(s, top);
     }
     float most = lane_max(top) * scale;
-    for (int64_t t = t0; t < t1; t += VL) {
-        vf e = vexp2(vload(scores + t) * scale - most);
-        if (t < low || t + VL > high) {
-            vi place = iota() + (int32_t)t;
-            e = select_if((place >= (int32_t)low) & (place < (int32_t)high), e, (vf){0});
-        }
+    UNROLL for (int t = t0; t < t1; t += VL) {
+        vf e = vexp2(vload(scores + t) * scale - most, pairs);
+        if (t < low || t + VL > high) e = select_if((iota() + t >= low) & (iota() + t < high), e, (vf){0});
 #ifdef __AVX512BF16__
         if (pairs) {
             __m256i narrow = (__m256i)_mm512_cvtneps_pbh((__m512)e);
             memcpy((u16 *)scores + t, &narrow, sizeof narrow);
-            e = (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32(narrow), 16);
         } else
 #endif
             vstore(scores + t, e);
@@ -175,6 +177,11 @@ INLINE void soften(const Attention *a, float *scores, int64_t t0, int64_t t1, in
     }
     *maximum = most;
     *sum = lane_sum(total);
+}
+
+INLINE void soften(const Attention *a, float *scores, int64_t t0, int64_t t1, int64_t low, int64_t high, float *maximum, float *sum, const int pairs) {
+    if (low == 0 && high == SEGMENT && a->softcap == 0) soften_tiles(a, scores, 0, SEGMENT, 0, SEGMENT, maximum, sum, pairs);
+    else soften_tiles(a, scores, (int)t0, (int)t1, (int)low, (int)high, maximum, sum, pairs);
 }
 
 /* Finds the rows of segment `index` of an item. Places outside of [low, high) point to the nearest row inside, so that whole
@@ -220,6 +227,12 @@ static void load_scales(const Attention *a, const Step *s, Work *w, const Place 
     }
 }
 
+/* Words of a query: two bf16, an even number of them; a float; or 4 high or 4 low bytes. */
+static int64_t words_of(const Attention *a) {
+    if (a->kept == INT8) return a->head_dim / 2;
+    return PAIRS && a->dtype == BF16 ? ceil_div(a->head_dim / 2, 2) * 2 : a->head_dim;
+}
+
 /* The partial results of one segment for all queries of an item, into `part`; `next` is fetched meanwhile. `many`: more
    queries than one group; what is read is then prepared once for all groups. */
 INLINE void segment_of(const Attention *a, const Step *s, Work *w, const Place *place, const Place *next, float *part,
@@ -233,15 +246,15 @@ INLINE void segment_of(const Attention *a, const Step *s, Work *w, const Place *
         part[q * stride + 1] = 0;
     }
     int64_t first = place->low - start, last = place->high - start, t0 = first / VL * VL, t1 = ceil_div(last, VL) * VL, d = 0;
-    int64_t words = dtype == INT8 ? a->head_dim / 4 : pairs ? ceil_div(a->head_dim / 2, 2) * 2 : a->head_dim, pace = VL * a->head_dim * width(dtype) / (words / 2);
+    int64_t words = words_of(a), pace = VL * a->head_dim * width(dtype) / (words / 2);
     if (dtype == INT8) load_scales(a, s, w, place);
     for (int64_t t = t0, tiles; t < t1; t += tiles * VL) {
         tiles = min64(TILES, (t1 - t) / VL);
-        for (int64_t c = 0; c < tiles; c++) load_tile(w->tile + c * words * VL, place->keys, t + c * VL, a->head_dim, dtype, pairs);
+        for (int64_t c = 0; c < tiles; c++) load_tile(w->tile + c * VL, place->keys, t + c * VL, a->head_dim, dtype, pairs);
         for (int64_t i = 0; many && i < tiles * VL; i++)
             for (int64_t at = 0; at < a->head_dim * width(dtype); at += 64) FETCH(place->values[t + i] + at);
         for (int64_t q = 0; q < w->queries && dtype == INT8; q += GROUP) {
-#define BYTES_OF(n, c) score_bytes(n, c, w->scores + q * SEGMENT + t, w->tile, w->query + q * 2 * words, words, w->query_scale + q, w->key_scale + t, many ? 0 : place->values + t)
+#define BYTES_OF(n, c) score_bytes(n, c, w->scores + q * SEGMENT + t, w->tile, w->query + q * words, words / 2, w->query_scale + q, w->key_scale + t, many ? 0 : place->values + t)
 #define BYTES(n) if (TILES == 2 && tiles == 2) BYTES_OF(n, TILES); else BYTES_OF(n, 1)
             BY_GROUP(w->queries - q, BYTES)
         }
@@ -302,15 +315,10 @@ INLINE void segment_of(const Attention *a, const Step *s, Work *w, const Place *
 }
 
 static __attribute__((noinline)) void segment(const Attention *a, const Step *s, Work *w, const Place *place, const Place *next, float *part) {
-#ifdef __AVX512BF16__
-    const int pairs = 1;
-#else
-    const int pairs = 0;
-#endif
     if (a->kept == INT8 && w->queries <= GROUP) segment_of(a, s, w, place, next, part, INT8, 0, 0);
     else if (a->kept == INT8) segment_of(a, s, w, place, next, part, INT8, 0, 1);
-    else if (a->dtype == BF16 && w->queries <= GROUP) segment_of(a, s, w, place, next, part, BF16, pairs, 0);
-    else if (a->dtype == BF16) segment_of(a, s, w, place, next, part, BF16, pairs, 1);
+    else if (a->dtype == BF16 && w->queries <= GROUP) segment_of(a, s, w, place, next, part, BF16, PAIRS, 0);
+    else if (a->dtype == BF16) segment_of(a, s, w, place, next, part, BF16, PAIRS, 1);
     else if (w->queries <= GROUP) segment_of(a, s, w, place, next, part, F32, 0, 0);
     else segment_of(a, s, w, place, next, part, F32, 0, 1);
 }
@@ -356,28 +364,25 @@ static __attribute__((noinline)) void finish(const Attention *a, const float *st
     for (; d < a->head_dim; d++) put(out, d, values[d] * inverse, a->dtype);
 }
 
-/* The queries of an item as the scores read them: pairs of bf16, or floats. */
+/* The queries of an item as the scores read them, the words of GROUP queries side by side: pairs of bf16, floats, or two
+   times 4 bytes. */
 static void load_queries(const Attention *a, Work *w, const Plan *plan, const Item *item, const char *query, int64_t query_stride) {
-    int64_t group = a->num_heads / a->num_kv_heads, size = width(a->dtype), words = a->head_dim;
-    int pairs = 0;
-#ifdef __AVX512BF16__
-    pairs = a->dtype == BF16;
-    if (pairs) words = ceil_div(a->head_dim / 2, 2) * 2;
-#endif
+    int64_t group = a->num_heads / a->num_kv_heads, size = width(a->dtype), words = words_of(a);
     w->queries = item->num_rows * group;
     for (int64_t q = 0; q < w->queries; q++) {
         int64_t row = w->rows[q / group] = plan->rows[item->rows + q / group];
         const char *from = query + (row * query_stride + (item->head * group + q % group) * a->head_dim) * size;
-        uint32_t *to = w->query + q * words;
+        uint32_t *to = w->query + q / GROUP * GROUP * words + q % GROUP;
         w->state[q * (a->head_dim + HEADER)] = -INFINITY;
-        if (a->kept == INT8) {
-            uint8_t *high = (uint8_t *)w->query + q * 2 * a->head_dim;
-            w->query_scale[q] = quantize_query(from, a->head_dim, a->dtype, high, high + a->head_dim);
-            continue;
-        }
-        to[words - 1] = 0;
-        if (pairs || a->dtype == F32) memcpy(to, from, a->head_dim * size);
-        else for (int64_t i = 0; i < a->head_dim; i++) to[i] = (uint32_t)((const u16 *)from)[i] << 16;
+        if (a->kept == INT8) w->query_scale[q] = quantize_query(from, a->head_dim, a->dtype, (uint8_t *)to);
+        else if (PAIRS && a->dtype == BF16) {
+            to[(words - 1) * GROUP] = 0;
+            for (int64_t i = 0; i < a->head_dim / 2; i++) memcpy(to + i * GROUP, from + i * 4, 4);
+        } else
+            for (int64_t i = 0; i < a->head_dim; i++) {
+                float x = get(from, i, (int)a->dtype);
+                memcpy(to + i * GROUP, &x, 4);
+            }
     }
 }
 
@@ -440,7 +445,7 @@ static void attend_items(const Attention *a, const Step *s, Work *w, const Plan 
 static void attend_team(const Member *member, const Attention *a, const Step *s, const Plan *plan, int64_t layer, const void *query, int64_t query_stride, void *out) {
     int64_t most = max64(MAX_QUERIES, a->num_heads / a->num_kv_heads), stride = a->head_dim + HEADER;
     Work *w = malloc(sizeof(Work));
-    int64_t floats = most * (SEGMENT + SEGMENT / 2 + 2 * stride + a->head_dim + 3) + (a->head_dim + 2) * VL * TILES + SEGMENT / 2 * a->head_dim;
+    int64_t floats = most * (SEGMENT + SEGMENT / 2 + 2 * stride + 2) + (most + GROUP) * (a->head_dim + 1) + (a->head_dim + 2) * VL * TILES + SEGMENT / 2 * a->head_dim;
     float *memory = aligned_alloc(LINE, ceil_div(floats * sizeof(float), LINE) * LINE);
     w->scores = memory;
     w->part = w->scores + most * SEGMENT;
@@ -448,7 +453,7 @@ static void attend_team(const Member *member, const Attention *a, const Step *s,
     w->zipped = w->state + most * stride;
     w->tile = w->zipped + SEGMENT / 2 * a->head_dim;
     w->query = (uint32_t *)(w->tile + (a->head_dim + 2) * VL * TILES);
-    w->query_scale = (float *)w->query + most * (a->head_dim + 1);
+    w->query_scale = (float *)w->query + (most + GROUP) * (a->head_dim + 1);
     w->value = w->query_scale + most;
     w->weights = (uint8_t *)(w->value + most);
     attend_items(a, s, w, plan, plan->next + layer, query, query_stride, out);
@@ -475,11 +480,6 @@ static void attend(const Attention *a, const Step *s, const void *query, int64_t
 /* Where the row of token t and KV head h lies in the cache, in rows. */
 INLINE int64_t slot_of(const Attention *a, const Step *s, int64_t t, int64_t h) {
     return (s->slots[t] / s->block_size * a->num_kv_heads + h) * s->block_size + s->slots[t] % s->block_size;
-}
-
-INLINE void widen(const void *from, int64_t at, int64_t n, int64_t dtype, float *to) {
-    if (dtype == BF16) for (int64_t i = 0; i < n; i++) to[i] = get(from, at + i, BF16);
-    else memcpy(to, (const float *)from + at, n * sizeof(float));
 }
 
 /* One token's row of keys or values into the cache. */

@@ -17,31 +17,39 @@ static float quantize_row(const float *x, int64_t n, int8_t *out) {
     return most / 127.0f;
 }
 
-/* A query as words of 4 high bytes, then of 4 low ones, of whole numbers from 0 to 65535 that stand for -32768 up. */
-static float quantize_query(const char *from, int64_t n, int dtype, uint8_t *high, uint8_t *low) {
-    float most = 0;
-    for (int64_t i = 0; i < n; i++) most = fmaxf(most, fabsf(get(from, i, dtype)));
-    float inverse = most > 0 ? 32767.0f / most : 0;
-    for (int64_t i = 0; i < n; i++) {
-        int32_t whole = (int32_t)lrintf(get(from, i, dtype) * inverse) + 32768;
-        high[i] = (uint8_t)(whole >> 8);
-        low[i] = (uint8_t)whole;
+/* A query as words of 4 high bytes, 2 * GROUP apart, and 4 low ones GROUP behind each, of whole numbers from 0 to 65535 that
+   stand for -32768 and up; returns its scale. */
+static float quantize_query(const char *from, int64_t n, int64_t dtype, uint8_t *out) {
+    float x[1024];
+    widen(from, 0, n, dtype, x);
+    vf top = {0};
+    for (int64_t i = 0; i < n; i += VL) top = vmax((vf)((vi)vload(x + i) & 0x7fffffff), top);
+    float most = lane_max(top), inverse = most > 0 ? 32767.0f / most : 0;
+    for (int64_t i = 0; i < n; i += VL) {
+        int32_t whole[VL];
+        vi rounded = to_nearest(vload(x + i) * inverse) + 32768;
+        memcpy(whole, &rounded, sizeof rounded);
+        for (int64_t j = i; j < i + VL; j++) {
+            uint8_t *word = out + j / 4 * 2 * GROUP * 4 + j % 4;
+            word[0] = (uint8_t)(whole[j - i] >> 8);
+            word[GROUP * 4] = (uint8_t)whole[j - i];
+        }
     }
     return most / 32767.0f;
 }
 
-/* As score_group: nq queries, each of `words` high and `words` low words, and nt tiles whose lanes are 4 bytes of a key. */
+/* As score_group, for `words` words of 4 bytes of a key. */
 INLINE void score_bytes(const int nq, const int nt, float *scores, const float *tile, const uint32_t *query, int64_t words,
                         const float *query_scale, const float *key_scale, const char *const *ahead) {
     vi high[GROUP][TILES] = {0}, low[GROUP][TILES] = {0}, sum[TILES] = {0};
     for (int64_t i = 0; i < words; i++) {
         UNROLL for (int c = 0; c < nt; c++) {
-            vi k = (vi)uload(tile + (c * words + i) * VL);
+            vi k = (vi)uload(tile + (i * TILES + c) * VL);
             if (ahead) FETCH(ahead[c * VL] + i * VL * 4);
             sum[c] = dot_bytes(sum[c], 0x80808080u, k);
             UNROLL for (int q = 0; q < nq; q++) {
-                high[q][c] = dot_bytes(high[q][c], query[q * 2 * words + i], k);
-                low[q][c] = dot_bytes(low[q][c], query[(q * 2 + 1) * words + i], k);
+                high[q][c] = dot_bytes(high[q][c], query[2 * i * GROUP + q], k);
+                low[q][c] = dot_bytes(low[q][c], query[(2 * i + 1) * GROUP + q], k);
             }
         }
     }

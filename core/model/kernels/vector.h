@@ -89,14 +89,26 @@ INLINE vi dot_bytes(vi sum, uint32_t x, vi w) {
 
 /* Sums and maxima over lanes, always in the same order. */
 INLINE float lane_sum(vf v) {
+#ifdef __AVX512F__
+    return _mm512_reduce_add_ps((__m512)v);
+#else
     float part[VL];
     vstore(part, v);
     for (int n = VL / 2; n > 0; n /= 2)
         for (int i = 0; i < n; i++) part[i] += part[i + n];
     return part[0];
+#endif
 }
 
-INLINE float lane_max(vf v) { float m = v[0]; UNROLL for (int i = 1; i < VL; i++) m = v[i] > m ? v[i] : m; return m; }
+INLINE float lane_max(vf v) {
+#ifdef __AVX512F__
+    return _mm512_reduce_max_ps((__m512)v);
+#else
+    float m = v[0];
+    UNROLL for (int i = 1; i < VL; i++) m = v[i] > m ? v[i] : m;
+    return m;
+#endif
+}
 
 /* e^x within 2 ulp (Cephes' polynomial), 0 below -87; our own so that it vectorises and is the same in every libc. */
 INLINE vf vexp(vf x) {
@@ -111,14 +123,30 @@ INLINE vf vexp(vf x) {
     return select_if(x < -87.0f, (vf){0}, y);
 }
 
-/* 2^x for x from -126 (less is taken as that) to 127, within 1 ulp or two: half the work of vexp. NaN stays NaN. */
-INLINE vf vexp2(vf x) {
+/* 2^x for x up to 127, within 2 ulp, by minimax polynomial; less than -126 is about 0. NaN stays NaN. `coarse`: within 1e-4,
+   for a result that bf16 rounds more. */
+INLINE vf vexp2(vf x, const int coarse) {
+#ifdef __AVX512F__
+    vf n = (vf)_mm512_roundscale_ps((__m512)x, 8);
+#else
     x = vmax((vf){0} - 126.0f, x);
-    vf n = x + 12582912.0f;
+    vf n = x + 12582912.0f; /* 1.5 * 2^23: rounds to a whole number */
     vi exponent = (vi)n << 23;
-    vf r = x - (n - 12582912.0f); /* -0.5 to 0.5; minimax by Remez */
-    vf y = ((((1.3264727e-3f * r + 9.6715128e-3f) * r + 5.5507337e-2f) * r + 2.4022242e-1f) * r + 6.9314698e-1f) * r + 1.0f;
+    n -= 12582912.0f;
+#endif
+    vf r = x - n, y = coarse ? ((5.5008931e-02f * r + 2.4221097e-01f) * r + 6.9328293e-01f) * r + 1.0f
+        : ((((1.3264727e-3f * r + 9.6715128e-3f) * r + 5.5507337e-2f) * r + 2.4022242e-1f) * r + 6.9314698e-1f) * r + 1.0f;
+#ifdef __AVX512F__
+    return (vf)_mm512_scalef_ps((__m512)y, (__m512)n);
+#else
     return (vf)((vi)y + exponent);
+#endif
+}
+
+/* n elements from `at` on, of either dtype, as floats. */
+INLINE void widen(const void *from, int64_t at, int64_t n, int64_t dtype, float *to) {
+    if (dtype == BF16) for (int64_t i = 0; i < n; i++) to[i] = get(from, at + i, BF16);
+    else memcpy(to, (const float *)from + at, n * sizeof(float));
 }
 
 /* VL rows of VL words, transposed in place: log2(VL) rounds of zipping row i with row i + VL / 2. */
