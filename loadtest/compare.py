@@ -28,7 +28,7 @@ from loadtest.points import (
     points_of,
     positive_int,
 )
-from loadtest.prompts import prompt_maker_for
+from loadtest.prompts import PromptMaker, prompt_maker_for
 from loadtest.server_process import running_server
 from loadtest.target import PATHS, Target, base_url, json_object
 
@@ -59,18 +59,18 @@ class Side:
     command: tuple[str, ...]
     target: Target
     ready_path: str
-    tokenizer: str | None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     for side in ("a", "b"):
         add_side_arguments(parser, side)
-    parser.add_argument("--rounds", type=positive_int, default=2, help="turns of each side")
+    parser.add_argument("--rounds", type=positive_int, default=3, help="turns of each side")
     parser.add_argument("--endpoint", choices=sorted(PATHS), default="completions")
     parser.add_argument("--tokenizer", help="a tokenizer.json for prompts, instead of /tokenize")
     parser.add_argument("--start-timeout", type=float, default=300.0)
     parser.add_argument("--log-dir", help="keep the servers' logs here (default: a temporary one)")
+    parser.add_argument("--plots", type=Path, metavar="FOLDER", help="draw compare.png there")
     parser.add_argument("--label", default="", help="copied into each JSON line")
     parser.add_argument("--out", help="append the JSON lines to this file as well")
     add_load_arguments(parser)
@@ -99,7 +99,7 @@ def side_of(args: argparse.Namespace, side: str) -> Side:
     command = () if is_url else tuple(shlex.split(text))
     if not is_url and not any("{port}" in word for word in command):
         command = (*command, "--host", "127.0.0.1", "--port", "{port}")
-    return Side(given[f"{side}_name"], command, target, given[f"{side}_ready"], args.tokenizer)
+    return Side(given[f"{side}_name"], command, target, given[f"{side}_ready"])
 
 
 def main(args: argparse.Namespace) -> int:
@@ -108,6 +108,7 @@ def main(args: argparse.Namespace) -> int:
     if sides[0].name == sides[1].name:
         raise SystemExit("--a-name and --b-name must differ.")
     lines: list[dict[str, Any]] = []
+    prompts = SharedPrompts(args.tokenizer)
     with tempfile.TemporaryDirectory(prefix="noria-compare-") as temporary:
         log_dir = Path(args.log_dir or temporary)
         log_dir.mkdir(parents=True, exist_ok=True)
@@ -115,19 +116,41 @@ def main(args: argparse.Namespace) -> int:
             for side in sides:
                 print(f"round {turn + 1} of {args.rounds}: {side.name}", file=sys.stderr)
                 log_path = log_dir / f"{side.name}-{turn}.log"
-                for line in take_turn(side, options, turn, log_path, args.start_timeout):
+                for line in take_turn(side, options, turn, log_path, args.start_timeout, prompts):
                     line["label"] = args.label
                     emit(line, args.out)
                     lines.append(line)
-    return report(lines, sides[0].name, sides[1].name, args.out)
+    return report(lines, sides[0].name, sides[1].name, args.out, args.plots)
+
+
+class SharedPrompts:
+    """One maker for both sides, so that they get the same texts: of the tokenizer named, else of the first server that
+    can tell which words are one token."""
+
+    def __init__(self, tokenizer_path: str | None) -> None:
+        self._tokenizer_path = tokenizer_path
+        self._maker: PromptMaker | None = None
+
+    async def maker_for(self, target: Target) -> PromptMaker:
+        if self._maker is None:
+            maker = await prompt_maker_for(target, self._tokenizer_path)
+            if maker.source == "words":
+                print("nobody says how many tokens a word is: give --tokenizer", file=sys.stderr)
+            self._maker = maker
+        return self._maker
 
 
 def take_turn(
-    side: Side, options: LoadOptions, turn: int, log_path: Path, start_timeout_s: float
+    side: Side,
+    options: LoadOptions,
+    turn: int,
+    log_path: Path,
+    start_timeout_s: float,
+    prompts: SharedPrompts,
 ) -> list[dict[str, Any]]:
     """All points on one side. Both sides of a round get the same requests."""
     with _serving(side, log_path, start_timeout_s) as (target, pid, start_s):
-        figures = run_async(_measure_all(side, target, options, turn, pid))
+        figures = run_async(_measure_all(target, options, turn, pid, prompts))
     started = {} if start_s is None else {"server_start_s": round(start_s, 3)}
     return [{"kind": "compare", "side": side.name, **line, **started} for line in figures]
 
@@ -146,10 +169,10 @@ def _serving(
 
 
 async def _measure_all(
-    side: Side, target: Target, options: LoadOptions, turn: int, pid: int | None
+    target: Target, options: LoadOptions, turn: int, pid: int | None, prompts: SharedPrompts
 ) -> list[dict[str, Any]]:
     target = await with_model(target)
-    maker = await prompt_maker_for(target, side.tokenizer)
+    maker = await prompts.maker_for(target)
     return [
         await measure(target, maker, point, options, repetition=turn, pid=pid)
         for point in points_of(options)
@@ -201,8 +224,10 @@ def ratios_of(lines: Sequence[dict[str, Any]], a: str, b: str) -> list[dict[str,
     return ratios
 
 
-def report(lines: Sequence[dict[str, Any]], a: str, b: str, path: str | None) -> int:
-    """The tables, one JSON line of ratios, and the exit code."""
+def report(
+    lines: Sequence[dict[str, Any]], a: str, b: str, path: str | None, plots: Path | None = None
+) -> int:
+    """The tables, one JSON line of ratios, the plot if wanted, and the exit code."""
     ratios = ratios_of(lines, a, b)
     emit({"kind": "compare-ratios", "a": a, "b": b, "ratios": ratios}, path)
     rows = [
@@ -220,7 +245,26 @@ def report(lines: Sequence[dict[str, Any]], a: str, b: str, path: str | None) ->
             for r in ratios
         ],
     )
+    if plots is not None:
+        draw(ratios, a, b, plots)
     return 1 if any(line["failed"] for line in lines) else 0
+
+
+def draw(ratios: Sequence[dict[str, Any]], a: str, b: str, folder: Path) -> None:
+    from loadtest.plots import plot_ratios
+
+    folder.mkdir(parents=True, exist_ok=True)
+    panels: dict[str, dict[str, tuple[float, float, float]]] = {}
+    for measure_name in ("tokens/s", "TTFT p50 ms", "ITL p99 ms"):
+        bars = {
+            f"{r['scenario']} {load_of(r)}": (r["ratio"], r["lowest"], r["highest"])
+            for r in ratios
+            if r["measure"] == measure_name and r["lowest"] is not None
+        }
+        if bars:
+            panels[measure_name] = bars
+    if panels:
+        plot_ratios(panels, folder / "compare.png", title=f"{a} / {b}")
 
 
 def load_of(line: dict[str, Any]) -> str:

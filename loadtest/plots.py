@@ -178,3 +178,22 @@ def plot_parts(bars: Mapping[str, Mapping[str, float]], path: Path) -> None:
     axis.legend(frameon=False, ncols=5, loc="lower center", bbox_to_anchor=(0.45, 1.0))
     axis.spines[["top", "right"]].set_visible(False)
     _save(figure, path)
+
+
+def plot_ratios(
+    panels: Mapping[str, Mapping[str, tuple[float, float, float]]], path: Path, *, title: str
+) -> None:
+    """A panel per measure, a bar per point: the ratio of medians, and the lowest and highest ratio of one round."""
+    plt = _pyplot()
+    width = max(3.2, 0.55 * max(len(bars) for bars in panels.values()))
+    figure, axes = plt.subplots(1, len(panels), figsize=(width * len(panels), 3.4), squeeze=False)
+    for axis, (name, bars) in zip(axes[0], panels.items(), strict=True):
+        ratios = [ratio for ratio, _, _ in bars.values()]
+        below = [max(0.0, ratio - lowest) for ratio, lowest, _ in bars.values()]
+        above = [max(0.0, highest - ratio) for ratio, _, highest in bars.values()]
+        axis.bar(list(bars), ratios, yerr=(below, above), capsize=3, color=SERIES[0])
+        axis.axhline(1.0, color=WAITING, zorder=0)
+        axis.set_title(name)
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(title)
+    _save(figure, path)

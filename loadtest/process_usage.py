@@ -10,7 +10,10 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class ProcessUsage:
-    """CPU seconds since the process began; resident memory now and, where the system tells it, at its peak."""
+    """CPU seconds since the process began; resident memory now and, where the system tells it, at its peak.
+
+    Some servers compute in children: theirs is added. The sum of peaks is then an upper bound of the peak.
+    """
 
     cpu_s: float
     rss_bytes: int
@@ -34,7 +37,8 @@ def usage_of(pid: int) -> ProcessUsage | None:
             rss_bytes += member.memory_info().rss
     except psutil.Error:
         return None
-    return ProcessUsage(cpu_s, rss_bytes, _status_bytes(pid, "VmHWM"))
+    peaks = [_status_bytes(member.pid, "VmHWM") for member in family]
+    return ProcessUsage(cpu_s, rss_bytes, sum(filter(None, peaks)) or None)
 
 
 def _usage_from_proc(pid: int) -> ProcessUsage | None:

@@ -59,6 +59,18 @@ class SseParser:
         """Takes bytes and returns the events they complete. Raises `ValueError` for a line without end."""
         if not chunk:
             return []
+        if (
+            not self._rest
+            and not self._data
+            and not self._name
+            and not self._skips_lf
+            and chunk.startswith(b"data: ")
+            and chunk.endswith(b"\n\n")
+            and chunk.count(b"\n") == 2
+            and b"\r" not in chunk
+        ):  # one whole event of one line, as nearly all reads are: the client must cost little
+            self._is_first_line = False
+            return [SseEvent(chunk[6:-2], "", self._last_event_id)]
         if self._skips_lf and chunk[:1] == b"\n":
             chunk = chunk[1:]
         self._skips_lf = False

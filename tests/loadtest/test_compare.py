@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -61,10 +63,14 @@ async def test_both_sides_of_a_round_get_the_same_requests(
         "--a", tiny.url, "--b", tiny.url, "--concurrency", "2", "--requests", "2", "--warm-up", "0"
     )
     options = compare.load_options_of(args)
+    prompts = compare.SharedPrompts(None)
     for turn in range(2):
         for name in ("a", "b"):
             side = compare.side_of(args, name)
-            await compare._measure_all(side, side.target, options, turn, None)
+            tiny.has_tokenize = (
+                name == "a"
+            )  # the other cannot tell tokens: it gets the first one's words
+            await compare._measure_all(side.target, options, turn, None, prompts)
     prompts = [body["prompt"] for body in tiny.bodies]
     assert set(prompts[:2]) == set(prompts[2:4])
     assert set(prompts[4:6]) == set(prompts[6:])
@@ -80,3 +86,12 @@ def test_the_report_fails_when_a_request_failed(capsys: pytest.CaptureFixture[st
     ratios = orjson.loads(capsys.readouterr().out)
     assert ratios["kind"] == "compare-ratios"
     assert {r["ratio"] for r in ratios["ratios"]} == {1}
+
+
+def test_ratios_are_drawn_with_their_spread(tmp_path: Path) -> None:
+    if importlib.util.find_spec("matplotlib") is None:
+        pytest.skip("plots need matplotlib")
+    lines = [line("A", i, rate, 10.0) for i, rate in enumerate((100.0, 300.0, 110.0))]
+    lines += [line("B", i, rate, 5.0) for i, rate in enumerate((50.0, 100.0, 60.0))]
+    compare.draw(compare.ratios_of(lines, "A", "B"), "A", "B", tmp_path / "plots")
+    assert 0 < (tmp_path / "plots/compare.png").stat().st_size < 100_000
