@@ -29,6 +29,7 @@ from server.api_keys import carries_key, is_open
 from server.backends.base import RequestRecord
 from server.keys import CONFIG, METRICS, RECORD
 from server.logs import log_request
+from server.protocol.anthropic_errors import is_anthropic, render_anthropic_error
 from server.protocol.errors import render_error
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -123,7 +124,8 @@ def _answer(
 ) -> web.StreamResponse:
     if _STARTED in request:
         return _give_up(request)
-    status, own, body = render_error(error, request[RECORD].request_id)
+    render = render_anthropic_error if is_anthropic(request.path) else render_error
+    status, own, body = render(error, request[RECORD].request_id)
     if headers and "Allow" in headers:
         own["allow"] = headers["Allow"]
     return web.Response(status=status, headers=own, body=body)
@@ -172,6 +174,8 @@ async def decorate(request: web.Request, response: web.StreamResponse) -> None:
     response.headers["server"] = "noria"
     if RECORD in request:
         response.headers["x-request-id"] = request[RECORD].request_id
+        if is_anthropic(request.path):  # under the name that its clients look for
+            response.headers["request-id"] = request[RECORD].request_id
         timing = server_timing(request[RECORD])
         if timing:
             response.headers["server-timing"] = timing
