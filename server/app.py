@@ -15,9 +15,9 @@ from server.backends.base import Backend
 from server.config import ServerConfig
 from server.keys import BACKEND, CONFIG, EXECUTOR, METRICS, VLLM
 from server.metrics import Metrics
-from server.routes import anthropic, chat, completions, health, models, native, tokenize
+from server.routes import anthropic, chat, completions, health, models, native, responses, tokenize
 
-ROUTE_MODULES = (health, native, completions, chat, anthropic, models, tokenize)
+ROUTE_MODULES = (health, native, completions, chat, responses, anthropic, models, tokenize)
 # Templates and tokenizing release the interpreter lock only in part: two threads keep one slow prompt from blocking
 # the next, more would only take time from the step thread.
 EXECUTOR_THREADS = 2

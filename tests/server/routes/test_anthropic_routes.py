@@ -173,7 +173,7 @@ async def test_errors_have_the_shape_and_status_of_that_api(start_server):
 
 async def test_a_failure_in_mid_stream_is_the_last_event(start_server):
     """B002"""
-    server = await start_server(failing_steps={3})
+    server = await start_server(failing_steps={3}, step_time_s=0.01)
     read = await stream(server, {**BODY, "max_tokens": 20}, may_fail=True)
     assert len(read.texts) == 3
     assert read.error["type"] == "api_error"
