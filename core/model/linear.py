@@ -1,7 +1,8 @@
 """Linear layers whose weights are packed once, at load, for the machine that will read them at every step.
 
 Three kinds, best first: our own C loops (the same bits for a row alone and in any batch), oneDNN's packed layers, and
-torch's plain linear. Knows weights and rows, no models. Used by the decoders; anyone may replace an `nn.Linear` by it.
+torch's plain linear. Weights may be quantized on the way in; then it is C, or torch with the same integers. Knows weights
+and rows, no models. Used by the decoders; anyone may replace an `nn.Linear` by it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from core.model.kernels import DTYPES, Kernels, Linear, pack_weight
+from core.model.kernels import DTYPES, Kernels, Linear, pack_int4, pack_int8, pack_weight
+from core.model.quantization import (
+    Int8Weight,
+    Quantization,
+    multiply,
+    quantize_int4,
+    quantize_int8,
+)
 
 Kind = Literal["C", "oneDNN", "torch"]
 
@@ -22,33 +30,80 @@ PAD_FROM_INPUTS = (
 
 
 class PackedLinear:
-    """y = x W^T + bias for x (rows, inputs). `kind` says how it is computed; `struct` is what the C kernels read."""
+    """y = x W^T + bias for x (rows, inputs). `kind` says how it is computed; `struct` is what the C kernels read;
+    `size_bytes` is what the weights take."""
 
-    __slots__ = ("_bias", "_compiled", "_weight", "dtype", "inputs", "kind", "outputs", "struct")
+    __slots__ = (
+        "_bias",
+        "_compiled",
+        "_packed",
+        "_weight",
+        "dtype",
+        "inputs",
+        "kind",
+        "outputs",
+        "size_bytes",
+        "struct",
+    )
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, compiled: Kernels | None) -> None:
+    def __init__(
+        self,
+        weight: Tensor,
+        bias: Tensor | None,
+        compiled: Kernels | None,
+        quantization: Quantization = "none",
+    ) -> None:
         """weight: (outputs, inputs), released by the caller; bias: (outputs,)."""
         self.outputs, self.inputs = weight.shape
         self.dtype = weight.dtype
-        self.kind: Kind = _kind_for(weight, compiled)
+        self.kind: Kind = _kind_for(weight, compiled, quantization)
         self._compiled = compiled
-        self._weight = _pack(weight, self.kind)
+        self._weight: Tensor | Int8Weight | None = None
         self._bias = bias
         self.struct = Linear()
+        self.size_bytes = 0
         if self.kind == "C":
             self._bias = None if bias is None else bias.float().contiguous()
-            pointer = None if self._bias is None else self._bias.data_ptr()
-            self.struct = Linear(self._weight.data_ptr(), pointer, self.outputs, self.inputs)
+            self._pack_for_c(weight, quantization)
+        elif quantization == "none":
+            self._weight = _pack(weight, self.kind)
+            self.size_bytes = weight.nbytes
+        else:
+            if quantization == "int8":
+                quantized = quantize_int8(weight)
+            else:
+                quantized = quantize_int4(weight).as_int8(self.inputs)
+            self._weight = quantized
+            self.size_bytes = quantized.values.nbytes + quantized.scale.nbytes
 
-    @property
-    def size_bytes(self) -> int:
-        return self.outputs * self.inputs * self.dtype.itemsize
+    def _pack_for_c(self, weight: Tensor, quantization: Quantization) -> None:
+        bias = None if self._bias is None else self._bias.data_ptr()
+        self.struct = Linear(bias=bias, outputs=self.outputs, inputs=self.inputs)
+        if quantization == "none":
+            self._packed: Any = pack_weight(weight)
+            self.struct.weight = self._packed.data_ptr()
+            self.struct.kind = DTYPES[self.dtype]
+            self.size_bytes = self._packed.nbytes
+            return
+        if quantization == "int8":
+            packed = pack_int8(quantize_int8(weight))
+        else:
+            packed = pack_int4(quantize_int4(weight))
+        self._packed = packed
+        self.struct.weight, self.struct.kind = packed.weight.data_ptr(), packed.kind
+        self.struct.scale, self.struct.offset = packed.scale.data_ptr(), packed.offset.data_ptr()
+        self.struct.groups = None if packed.groups is None else packed.groups.data_ptr()
+        self.size_bytes = packed.size_bytes
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x: (rows, inputs) -> (rows, outputs), in the dtype of the weights."""
+        """x: (rows, inputs) -> (rows, outputs), in the dtype of the weights as they came."""
         if self.kind == "C":
             return self._call_compiled(x)
+        if isinstance(self._weight, Int8Weight):
+            product = multiply(x, self._weight)
+            return (product if self._bias is None else product + self._bias.float()).to(self.dtype)
         if self.kind == "torch":
+            assert self._weight is not None
             return torch.nn.functional.linear(x, self._weight, self._bias)
         is_lone = x.shape[0] == 1 and self.inputs >= PAD_FROM_INPUTS
         rows = x.expand(2, -1).contiguous() if is_lone else x
@@ -68,12 +123,13 @@ class PackedLinear:
         return output
 
 
-def _kind_for(weight: Tensor, compiled: Kernels | None) -> Kind:
+def _kind_for(weight: Tensor, compiled: Kernels | None, quantization: Quantization) -> Kind:
     if weight.device.type != "cpu":
         return "torch"
-    if compiled is not None and weight.dtype in DTYPES and weight.shape[1] % 2 == 0:
+    is_packable = weight.shape[1] % 2 == 0 or quantization != "none"
+    if compiled is not None and weight.dtype in DTYPES and is_packable:
         return "C"
-    return "oneDNN" if _has_onednn(weight.dtype) else "torch"
+    return "oneDNN" if quantization == "none" and _has_onednn(weight.dtype) else "torch"
 
 
 def _has_onednn(dtype: torch.dtype) -> bool:
@@ -90,8 +146,6 @@ def _has_onednn(dtype: torch.dtype) -> bool:
 
 
 def _pack(weight: Tensor, kind: Kind) -> Tensor:
-    if kind == "C":
-        return pack_weight(weight)
     if kind == "torch":
         return weight.contiguous()
     packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)

@@ -7,6 +7,7 @@ runtime, and with it one team of threads. Every call takes contiguous CPU tensor
 from __future__ import annotations
 
 import ctypes
+from dataclasses import dataclass
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,23 +15,24 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from core.model.quantization import Int4Weight, Int8Weight
+
 if TYPE_CHECKING:
     from core.model.attention.layout import LayerCache, StepLayout
 
 COLUMNS = 32  # outputs in one packed block of a linear layer
+GROUP_INPUTS = 32  # rows of bytes are padded to whole groups of so many inputs
 DTYPES = {torch.bfloat16: 0, torch.float32: 1}
 PARTS = ("norms", "linear", "rope", "attention", "head")  # of a forward, as `Scratch.seconds` times
-INT8 = 2
+INT8, INT4 = 2, 3  # kinds of linear layers beside the dtypes
 
 _pointer, _whole, _real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
 
 class Linear(ctypes.Structure):
     _fields_ = [
-        ("weight", _pointer),
-        ("bias", _pointer),
-        ("outputs", _whole),
-        ("inputs", _whole),
+        *((name, _pointer) for name in ("weight", "bias", "scale", "offset", "groups")),
+        *((name, _whole) for name in ("outputs", "inputs", "kind")),
     ]
 
 
@@ -74,7 +76,7 @@ class Model(ctypes.Structure):
 class Scratch(ctypes.Structure):
     _fields_ = [
         (name, _pointer)
-        for name in ("residual", "logits", "hidden", "qkv", "mixed", "inner", "seconds")
+        for name in ("residual", "logits", "hidden", "qkv", "mixed", "inner", "quantized", "seconds")
     ]
 
 
@@ -123,22 +125,70 @@ def attention_of(
     )
 
 
+def _whole_blocks(rows: Tensor) -> Tensor:
+    """Zero rows below, up to whole blocks of outputs."""
+    missing = -rows.shape[0] % COLUMNS
+    if not missing:
+        return rows
+    return torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])])
+
+
+def _pack(weight: Tensor, inputs_together: int) -> Tensor:
+    outputs, inputs = weight.shape
+    shape = (-1, COLUMNS, inputs // inputs_together, inputs_together)
+    return _whole_blocks(weight).view(shape).transpose(1, 2).contiguous()
+
+
 def pack_weight(weight: Tensor) -> Tensor:
-    """(outputs, inputs) in blocks of 32 outputs: (blocks, inputs / 2, 32, 2) in bfloat16, else (blocks, inputs, 32).
+    """(outputs, inputs) in blocks of 32 outputs: (blocks, inputs / 2, 32, 2) in bfloat16, else (blocks, inputs, 32, 1).
 
     Missing outputs of the last block are zero. `inputs` must be even in bfloat16.
     """
-    outputs, inputs = weight.shape
-    blocks = -(-outputs // COLUMNS)
-    if blocks * COLUMNS != outputs:
-        weight = torch.nn.functional.pad(weight, (0, 0, 0, blocks * COLUMNS - outputs))
-    if weight.dtype == torch.bfloat16:
-        return weight.view(blocks, COLUMNS, inputs // 2, 2).transpose(1, 2).contiguous()
-    return weight.view(blocks, COLUMNS, inputs).transpose(1, 2).contiguous()
+    return _pack(weight, 2 if weight.dtype == torch.bfloat16 else 1)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedIntegers:
+    """A quantized weight as C reads it. `groups` is None for int8."""
+
+    kind: int
+    weight: Tensor
+    scale: Tensor
+    offset: Tensor  # -128 times the sums of the integers
+    groups: Tensor | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        groups = 0 if self.groups is None else self.groups.nbytes
+        return self.weight.nbytes + self.scale.nbytes + self.offset.nbytes + groups
+
+
+def pack_int8(weight: Int8Weight) -> PackedIntegers:
+    """(blocks, inputs / 4, 32, 4); inputs are padded with zeros to whole groups."""
+    values = weight.values
+    values = torch.nn.functional.pad(values, (0, -values.shape[1] % GROUP_INPUTS))
+    return PackedIntegers(INT8, _pack(values, 4), _whole_blocks(weight.scale), _offset(values))
+
+
+def pack_int4(weight: Int4Weight) -> PackedIntegers:
+    """(blocks, inputs / 8, 32, 4) bytes of two halves, and (blocks, inputs / 32, 32, 2) bytes of step and minimum."""
+    outputs, inputs = weight.halves.shape
+    low, high = weight.halves.view(outputs, inputs // 8, 2, 4).unbind(2)
+    both = _pack((low | high << 4).reshape(outputs, inputs // 2), 4)
+    groups = torch.stack([weight.step, weight.minimum.view(torch.uint8)], dim=2)
+    packed_groups = _whole_blocks(groups).view(-1, COLUMNS, *groups.shape[1:]).transpose(1, 2)
+    offset = _offset(weight.as_int8(inputs).values)
+    return PackedIntegers(
+        INT4, both, _whole_blocks(weight.scale), offset, packed_groups.contiguous()
+    )
+
+
+def _offset(values: Tensor) -> Tensor:
+    return _whole_blocks(values.sum(dim=1, dtype=torch.int32) * -128)
 
 
 class Kernels:
-    """The opened library. `name` is the instruction set in use: avx512bf16, avx512, avx2 or plain."""
+    """The opened library. `name` is the instruction set in use: avx512bf16, avx512vnni, avx512, avx2 or plain."""
 
     __slots__ = ("_library", "attend", "forward", "greedy", "linear", "name", "write_kv")
 

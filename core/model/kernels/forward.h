@@ -9,14 +9,20 @@ static void norm_row(const float *x, const float *weight, int64_t n, float epsil
     for (; i + VL <= n; i += VL) squares += vload(x + i) * vload(x + i);
     for (; i < n; i++) rest += x[i] * x[i];
     float scale = 1.0f / sqrtf((lane_sum(squares) + rest) / n + epsilon);
-    if (dtype == BF16) for (i = 0; i < n; i++) ((u16 *)out)[i] = down(x[i] * scale * weight[i]);
-    else for (i = 0; i < n; i++) ((float *)out)[i] = x[i] * scale * weight[i];
+    for (i = 0; i + VL <= n; i += VL) put_vector(out, i, vload(x + i) * scale * vload(weight + i), dtype);
+    for (; i < n; i++) put(out, i, x[i] * scale * weight[i], dtype);
 }
 
-static void norm_team(const Member *member, const Model *m, const float *weight, const float *residual, int64_t rows, const int64_t *picked, void *out) {
-    FOR_TEAM(member, r, rows)
-        norm_row(residual + (picked ? picked[r] : r) * m->hidden, weight, m->hidden, m->epsilon, (char *)out + r * m->hidden * width(m->dtype), m->dtype);
+/* Norms of the residual's rows (or the picked ones) as layer `next` reads them. */
+static const void *norm_team(const Member *member, const Model *m, const float *weight, const Scratch *b, int64_t rows, const int64_t *picked, const Linear *next) {
+    int is_quantized = next->kind >= INT8, dtype = is_quantized ? F32 : m->dtype;
+    FOR_TEAM(member, r, rows) {
+        char *out = (char *)b->hidden + r * m->hidden * width(dtype);
+        norm_row(b->residual + (picked ? picked[r] : r) * m->hidden, weight, m->hidden, m->epsilon, out, dtype);
+        if (is_quantized) quantize_row(out, m->hidden, F32, (char *)b->quantized + r * row_bytes(next));
+    }
     wait_for_team(member);
+    return is_quantized ? b->quantized : b->hidden;
 }
 
 /* One head's query or key: its norm, if there is one, and its rotation; into y. */
@@ -59,38 +65,54 @@ static void rope_team(const Member *member, const Model *m, const Layer *layer, 
     wait_for_team(member);
 }
 
+/* One row of the embedding, which is the head's where the two are tied: every word of a packed row lies COLUMNS words on. */
+static void embed(const Model *m, int64_t id, float *out) {
+    const Linear *head = &m->head;
+    if (m->embedding) {
+        for (int64_t i = 0; i < m->hidden; i++) out[i] = get(m->embedding, id * m->hidden + i, m->dtype);
+        return;
+    }
+    const char *w = (const char *)head->weight + id / COLUMNS * block_bytes(head) + id % COLUMNS * 4;
+    int64_t a_word = head->kind == F32 ? 1 : head->kind == BF16 ? 2 : 4;
+    for (int64_t i = 0; i < m->hidden; i += a_word, w += COLUMNS * 4)
+        for (int64_t j = 0; j < min64(a_word, m->hidden - i); j++)
+            out[i + j] = head->kind == INT8 ? head->scale[id] * ((const int8_t *)w)[j] : get(w, j, head->kind);
+}
+
 static void forward(const Model *m, const Step *s, const Scratch *b) {
-    int64_t n = s->num_tokens, hidden = m->hidden;
+    int64_t n = s->num_tokens;
     Plan plan = make_plan(&m->layers[0].attention, s, num_threads(), m->num_layers);
     Team team = {0};
 #pragma omp parallel num_threads(num_threads())
     {
         Member member = join_team(&team), *me = &member;
         begin_marks(me, b->seconds);
-        FOR_TEAM(me, t, n)
-            for (int64_t i = 0; i < hidden; i++) b->residual[t * hidden + i] = get(m->embedding, s->token_ids[t] * hidden + i, m->dtype);
+        FOR_TEAM(me, t, n) embed(m, s->token_ids[t], b->residual + t * m->hidden);
         wait_for_team(me);
+        const void *x;
         for (int64_t i = 0; i < m->num_layers; i++) {
             const Layer *layer = &m->layers[i];
-            norm_team(me, m, layer->input_norm, b->residual, n, 0, b->hidden);
+            x = norm_team(me, m, layer->input_norm, b, n, 0, &layer->qkv);
             mark(me, PART_NORM);
-            linear_team(me, &layer->qkv, b->hidden, n, m->dtype, STORE, b->qkv);
+            linear_team(me, &layer->qkv, x, n, m->dtype, STORE, b->qkv);
             mark(me, PART_LINEAR);
             rope_team(me, m, layer, s, b->qkv);
             mark(me, PART_ROPE);
             attend_team(me, &layer->attention, s, &plan, i, b->qkv, layer->qkv.outputs, b->mixed);
             mark(me, PART_ATTENTION);
-            linear_team(me, &layer->output, b->mixed, n, m->dtype, ADD, b->residual);
+            x = rows_for(me, &layer->output, b->mixed, n, m->dtype, b->quantized);
+            linear_team(me, &layer->output, x, n, m->dtype, ADD, b->residual);
             mark(me, PART_LINEAR);
-            norm_team(me, m, layer->post_norm, b->residual, n, 0, b->hidden);
+            x = norm_team(me, m, layer->post_norm, b, n, 0, &layer->gate_up);
             mark(me, PART_NORM);
-            linear_team(me, &layer->gate_up, b->hidden, n, m->dtype, GATE, b->inner);
-            linear_team(me, &layer->down, b->inner, n, m->dtype, ADD, b->residual);
+            linear_team(me, &layer->gate_up, x, n, m->dtype, GATE, b->inner);
+            x = rows_for(me, &layer->down, b->inner, n, m->dtype, b->quantized);
+            linear_team(me, &layer->down, x, n, m->dtype, ADD, b->residual);
             mark(me, PART_LINEAR);
         }
-        norm_team(me, m, m->final_norm, b->residual, s->num_logit_rows, s->logit_rows, b->hidden);
+        x = norm_team(me, m, m->final_norm, b, s->num_logit_rows, s->logit_rows, &m->head);
         mark(me, PART_NORM);
-        linear_team(me, &m->head, b->hidden, s->num_logit_rows, m->dtype, LOGITS, b->logits);
+        linear_team(me, &m->head, x, s->num_logit_rows, m->dtype, LOGITS, b->logits);
         mark(me, PART_HEAD);
     }
     free_plan(plan);

@@ -14,7 +14,9 @@ static int is_supported(const Variant *variant) {
 #ifdef HAS_X86_VARIANTS
     int has512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                  __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-    if (variant == &noria_avx512bf16) return has512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
+    int hasvnni = has512 && __builtin_cpu_supports("avx512vnni");
+    if (variant == &noria_avx512bf16) return hasvnni && __builtin_cpu_supports("avx512bf16");
+    if (variant == &noria_avx512vnni) return hasvnni;
     if (variant == &noria_avx512) return has512;
     if (variant == &noria_avx2) return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 #endif
@@ -25,7 +27,7 @@ static int is_supported(const Variant *variant) {
 EXPORT const char *noria_select(const char *name) {
     static const Variant *const all[] = {
 #ifdef HAS_X86_VARIANTS
-        &noria_avx512bf16, &noria_avx512, &noria_avx2,
+        &noria_avx512bf16, &noria_avx512vnni, &noria_avx512, &noria_avx2,
 #endif
         &noria_plain};
     for (unsigned i = 0; i < sizeof all / sizeof *all; i++) {

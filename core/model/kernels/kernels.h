@@ -1,19 +1,24 @@
 /* What Python and the kernels share: plain structs of pointers and sizes, mirrored in __init__.py. Row-major, no padding.
 
-   dtype 0 is bfloat16 (as uint16), 1 is float32; weights, K, V and the rows between layers have the model's dtype, sums and
-   the residual stream are float32. */
+   dtype 0 is bfloat16 (as uint16), 1 is float32; norms are float32, K, V and the rows between layers have the model's dtype,
+   sums and the residual stream are float32. The weights of a linear layer have its own kind: a dtype, or 8 or 4 bits. */
 #ifndef NORIA_KERNELS_H
 #define NORIA_KERNELS_H
 #include <stdint.h>
 
-enum { BF16 = 0, F32 = 1, INT8 = 2 };
+enum { BF16 = 0, F32 = 1, INT8 = 2, INT4 = 3 };
 enum { COLUMNS = 32 }; /* outputs of one packed block of a linear layer */
+enum { GROUP_INPUTS = 32 }; /* inputs of an output that share a step and a minimum in 4 bits; rows of bytes are padded to it */
 enum { SEGMENT = 128 }; /* keys of one partial result of attention, at absolute positions */
 
-typedef struct { /* y = x W^T + bias; W packed as [outputs / 32][inputs / 2][32][2] bf16 or [outputs / 32][inputs][32] f32 */
+typedef struct { /* y = x W^T + bias; W packed by `kind` as
+                    [outputs / 32][inputs / 2][32][2] bf16, [outputs / 32][inputs][32] f32, [outputs / 32][inputs / 4][32][4] int8 or
+                    [outputs / 32][inputs / 8][32][4] bytes, whose low halves are inputs 0 to 3 of the 8 and high halves 4 to 7 */
     const void *weight;
-    const float *bias; /* (outputs,) or NULL */
-    int64_t outputs, inputs;
+    const float *bias, *scale; /* (outputs,) or NULL; scale of an output's integers, in whole blocks */
+    const int32_t *offset; /* -128 * the sum of an output's integers: rows of bytes carry 128 too much */
+    const void *groups; /* 4 bits: [outputs / 32][inputs / 32][32] of a byte step and a byte minimum: the integer is half * step + minimum */
+    int64_t outputs, inputs, kind;
 } Linear;
 
 typedef struct { /* one layer's attention */
@@ -39,7 +44,7 @@ typedef struct {
 typedef struct {
     const Layer *layers;
     const float *final_norm, *cos, *sin; /* cos, sin: (positions, rotary_dim / 2) */
-    const void *embedding; /* (rows, hidden) */
+    const void *embedding; /* (rows, hidden); NULL: the head's weights */
     Linear head;
     int64_t num_layers, hidden, inner, rotary_dim, dtype;
     float epsilon;
@@ -47,8 +52,8 @@ typedef struct {
 
 typedef struct { /* memory of one step, for num_tokens rows (logits: num_logit_rows) */
     float *residual, *logits;
-    void *hidden, *qkv, *mixed, *inner;
     double *seconds; /* (PARTS,) grows by the time each part took, or NULL */
+    void *hidden, *qkv, *mixed, *inner, *quantized;
 } Scratch;
 
 enum { PART_NORM, PART_LINEAR, PART_ROPE, PART_ATTENTION, PART_HEAD, PARTS };
@@ -65,6 +70,6 @@ typedef struct { /* what every instruction set offers */
 extern const Variant noria_plain;
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #define HAS_X86_VARIANTS 1
-extern const Variant noria_avx2, noria_avx512, noria_avx512bf16;
+extern const Variant noria_avx2, noria_avx512, noria_avx512vnni, noria_avx512bf16;
 #endif
 #endif

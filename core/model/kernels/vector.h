@@ -19,6 +19,7 @@ typedef int32_t vi __attribute__((vector_size(VL * 4)));
 typedef int16_t vs __attribute__((vector_size(VL * 4)));
 typedef int8_t vb __attribute__((vector_size(VL * 4)));
 typedef uint16_t u16;
+typedef u16 halves __attribute__((vector_size(VL * 2)));
 typedef uint8_t bytes __attribute__((vector_size(VL)));
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 32")
@@ -44,6 +45,7 @@ INLINE int64_t width(int64_t dtype) { return dtype == INT8 ? 1 : dtype == BF16 ?
 INLINE vf vload(const float *p) { vf v; memcpy(&v, p, sizeof v); return v; }
 INLINE void vstore(float *p, vf v) { memcpy(p, &v, sizeof v); }
 INLINE vu uload(const void *p) { vu v; memcpy(&v, p, sizeof v); return v; }
+INLINE vf fill(float x) { return (vf){0} + x; }
 INLINE vf select_if(vi mask, vf yes, vf no) { return (vf)(((vi)yes & mask) | ((vi)no & ~mask)); }
 INLINE vf vmax(vf a, vf b) { /* b where one is NaN */
 #ifdef __AVX512F__
@@ -64,6 +66,21 @@ INLINE vi to_nearest(vf x) { /* ties to even, whatever the compiler fuses */
 #else
     return (vi)(x + 12582912.0f) - 0x4b400000; /* 1.5 * 2^23 */
 #endif
+}
+
+/* VL elements from p + i on, and to there; the conversions are those of `up` and `down`. */
+INLINE vf get_vector(const void *p, int64_t i, int dtype) {
+    if (dtype == F32) return vload((const float *)p + i);
+    halves h;
+    memcpy(&h, (const u16 *)p + i, sizeof h);
+    return (vf)(__builtin_convertvector(h, vu) << 16);
+}
+
+INLINE void put_vector(void *p, int64_t i, vf x, int dtype) {
+    if (dtype == F32) { vstore((float *)p + i, x); return; }
+    vu u = (vu)x, rounded = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
+    halves h = __builtin_convertvector((vu)select_if(x == x, (vf)rounded, (vf)((u >> 16) | 64)), halves);
+    memcpy((u16 *)p + i, &h, sizeof h);
 }
 
 /* sum + the products of the 4 unsigned bytes of x with the 4 signed bytes of each lane of w, exactly. */

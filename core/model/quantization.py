@@ -1,0 +1,135 @@
+"""Weights and activations as small whole numbers, defined in plain torch: what the C kernels must give, bit by bit.
+
+A weight matrix keeps one float scale per output. In int8 its integers are -127 to 127. In int4 the integers of 32 inputs of
+one output are `half * step + minimum`, with half from 0 to 15, and with step (1 to 17) and minimum whole numbers themselves:
+a matrix of 4.5 bits a weight whose products are those of int8, exact and so independent of their order. (The idea of
+scales under a scale is that of llama.cpp's K-quants.) Activations are int8 with one scale per row, found when they are used
+(Dettmers et al., LLM.int8(), 2022, without its outliers). Knows matrices, no models. Used by `linear.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Quantization = Literal["none", "int8", "int4"]
+
+GROUP_INPUTS = 32
+MAX_STEP = 17  # 15 steps of it span 255 of the 255 integers
+_ROWS_AT_ONCE = 128  # of a matrix: temporaries stay in the processor's cache
+
+
+@dataclass(frozen=True, slots=True)
+class Int8Weight:
+    values: Tensor  # (outputs, inputs) int8
+    scale: Tensor  # (outputs,) float32
+
+
+@dataclass(frozen=True, slots=True)
+class Int4Weight:
+    """`inputs` is padded to whole groups with halves, steps and minima that give zero."""
+
+    halves: Tensor  # (outputs, inputs) uint8, 0 to 15
+    step: Tensor  # (outputs, inputs / 32) uint8, 1 to 17
+    minimum: Tensor  # (outputs, inputs / 32) int8
+    scale: Tensor  # (outputs,) float32
+
+    def as_int8(self, inputs: int) -> Int8Weight:
+        """The same numbers, a byte each."""
+        outputs = self.halves.shape[0]
+        grouped = self.halves.view(outputs, -1, GROUP_INPUTS).to(torch.int16)
+        values = grouped * self.step[..., None] + self.minimum[..., None]
+        return Int8Weight(
+            values.to(torch.int8).view(outputs, -1)[:, :inputs].contiguous(), self.scale
+        )
+
+
+def quantize_int8(weight: Tensor) -> Int8Weight:
+    """weight: (outputs, inputs), any float dtype."""
+    values = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
+    scale = torch.empty(weight.shape[0], device=weight.device)
+    for start in range(0, weight.shape[0], _ROWS_AT_ONCE):
+        rows = slice(start, start + _ROWS_AT_ONCE)
+        integers, scale[rows] = _to_integers(weight[rows].float())
+        values[rows] = integers.to(torch.int8)
+    return Int8Weight(values, scale)
+
+
+def quantize_int4(weight: Tensor) -> Int4Weight:
+    """weight: (outputs, inputs), any float dtype. Steps and minima are those of the least squared error among a few."""
+    outputs, inputs = weight.shape
+    groups = -(-inputs // GROUP_INPUTS)
+    halves = torch.empty(outputs, groups * GROUP_INPUTS, dtype=torch.uint8, device=weight.device)
+    step = torch.empty(outputs, groups, dtype=torch.uint8, device=weight.device)
+    minimum = torch.empty(outputs, groups, dtype=torch.int8, device=weight.device)
+    scale = torch.empty(outputs, device=weight.device)
+    for start in range(0, outputs, _ROWS_AT_ONCE):
+        rows = slice(start, start + _ROWS_AT_ONCE)
+        part = weight[rows].float()
+        part = torch.nn.functional.pad(part, (0, groups * GROUP_INPUTS - inputs))
+        scale[rows] = part.abs().amax(dim=1) / 127
+        target = part / scale[rows].clamp(min=1e-30)[:, None]
+        found = _fit_groups(target.view(-1, groups, GROUP_INPUTS))
+        halves[rows] = found[0].flatten(1).to(torch.uint8)
+        step[rows], minimum[rows] = found[1].to(torch.uint8), found[2].to(torch.int8)
+    return Int4Weight(halves, step, minimum, scale)
+
+
+def _fit_groups(target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """target: (rows, groups, 32), -127 to 127. Returns (halves, step, minimum), as floats.
+
+    Steps around a fifteenth of the range are tried; the minimum of each begins with the range in the middle and is
+    mended once by the mean of what is left over.
+    """
+    low, high = target.amin(dim=2), target.amax(dim=2)
+    first = ((high - low) / 15).round()
+    best: tuple[Tensor, Tensor, Tensor] | None = None
+    least = torch.empty(0)
+    for change in (0, -1, 1):
+        step = (first + change).clamp(1, MAX_STEP)
+        minimum = ((low + high - 15 * step) / 2).round().clamp(-127, 127)
+        halves = _halves(target, step, minimum)
+        left = (target - halves * step[..., None]).mean(dim=2)
+        minimum = left.round().clamp(-127, 127)
+        halves = _halves(target, step, minimum)
+        error = (target - halves * step[..., None] - minimum[..., None]).square().sum(dim=2)
+        if best is None:
+            best, least = (halves, step, minimum), error
+            continue
+        is_better = error < least
+        least = torch.where(is_better, error, least)
+        best = (
+            torch.where(is_better[..., None], halves, best[0]),
+            torch.where(is_better, step, best[1]),
+            torch.where(is_better, minimum, best[2]),
+        )
+    assert best is not None
+    return best
+
+
+def _halves(target: Tensor, step: Tensor, minimum: Tensor) -> Tensor:
+    """The nearest of 0 to 15 whose integer is at most 127."""
+    top = torch.div(127 - minimum, step, rounding_mode="floor").clamp(max=15)
+    halves = ((target - minimum[..., None]) / step[..., None]).round()
+    return torch.minimum(halves.clamp_(min=0), top[..., None])
+
+
+def _to_integers(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows of float32 as whole numbers, still float32, and their scales. Rows with a NaN or an infinity get the scale NaN."""
+    most = x.abs().amax(dim=1)
+    is_finite = torch.isfinite(most)
+    # a division: `127.0 / most` would be a product with the reciprocal, and ties would fall otherwise than in C
+    inverse = torch.full_like(most, 127.0) / most
+    inverse = torch.where(is_finite & (most > 0), inverse, 0.0)
+    scale = torch.where(is_finite, most / 127.0, torch.nan)
+    return (x.nan_to_num(0.0, 0.0, 0.0) * inverse[:, None]).round(), scale
+
+
+def multiply(x: Tensor, weight: Int8Weight) -> Tensor:
+    """x: (rows, inputs) -> float32 (rows, outputs): integers times integers, then both scales."""
+    integers, row_scale = _to_integers(x.float())
+    sums = torch._int_mm(integers.to(torch.int8), weight.values.T)
+    return sums.float() * row_scale[:, None] * weight.scale
