@@ -24,6 +24,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str = "smollm2-135m-instruct"
     revision: str | None = None
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    quantization: Literal["none", "int8", "int4"] = "none"
     max_model_len: int | Literal["auto"] = "auto"
     chat_template: str | None = None
     generation_defaults: bool = True

@@ -18,6 +18,7 @@ from core.model.decoder_weights import GATE_LANES, DecoderWeights, LayerWeights
 from core.model.kernels import (
     DTYPES,
     PARTS,
+    ROW_EXTRA_BYTES,
     Kernels,
     Layer,
     Model,
@@ -79,7 +80,7 @@ class CompiledForward:
         self._model = Model(
             layers=self._layers,
             final_norm=weights.final_norm.data_ptr(),
-            embedding=weights.embedding.data_ptr(),
+            embedding=_address(weights.embedding),
             head=weights.head.struct,
             num_layers=shape.num_layers,
             hidden=shape.hidden,
@@ -131,10 +132,13 @@ class CompiledForward:
             self._num_rows = num_rows
             shape, layer = self._shape, self._weights.layers[0]
             self._allocate("residual", num_rows, shape.hidden, torch.float32)
-            self._allocate("hidden", num_rows, shape.hidden, self._dtype)
+            # rows on their way to 8 bits are float32
+            self._allocate("hidden", num_rows, shape.hidden, torch.float32)
             self._allocate("qkv", num_rows, layer.qkv.outputs, self._dtype)
             self._allocate("mixed", num_rows, layer.output.inputs, self._dtype)
             self._allocate("inner", num_rows, shape.inner, self._dtype)
+            widest = max(shape.hidden, layer.output.inputs, shape.inner)
+            self._allocate("quantized", num_rows, widest + ROW_EXTRA_BYTES, torch.uint8)
         if num_logit_rows > self._num_logit_rows or "logits" not in self._buffers:
             self._num_logit_rows = num_logit_rows
             self._allocate("logits", num_logit_rows, self._weights.head.outputs, torch.float32)

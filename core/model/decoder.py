@@ -17,6 +17,7 @@ from core.model.compiled_forward import CompiledForward, not_compiled
 from core.model.decoder_shape import DecoderShape, shape_of
 from core.model.decoder_weights import DecoderWeights, LayerWeights, Weights, take_weights
 from core.model.linear import PackedLinear
+from core.model.quantization import Quantization
 from core.model.rope import RopeTables
 
 
@@ -31,6 +32,7 @@ class FastDecoder:
         dtype: torch.dtype,
         device: torch.device,
         kernels: AttentionKernels,
+        quantization: Quantization = "none",
     ) -> None:
         """`config` must pass `decoder_shape.unsupported`. A mutable mapping loses its tensors as they are packed.
         Raises `ModelRefused` where they do not fit the config."""
@@ -40,7 +42,7 @@ class FastDecoder:
         compiled = None if reason else kernels.compiled
         with torch.inference_mode():
             self._weights: DecoderWeights = take_weights(
-                self.shape, weights, dtype, device, compiled
+                self.shape, weights, dtype, device, compiled, quantization
             )
             self._rope = RopeTables(config, self.shape.head_dim, device)
         self._kernels = kernels
@@ -53,6 +55,8 @@ class FastDecoder:
         self.weights_bytes = self._weights.size_bytes
         how = f"one C call a step ({kernels.name})" if compiled else f"torch ({reason})"
         self.description = f"fast decoder: {how}, {self._weights.head.kind} linear layers"
+        if quantization != "none":
+            self.description += f" in {quantization}"
 
     def forward(
         self, token_ids: Tensor, layout: StepLayout, caches: list[LayerCache], logit_rows: Tensor
@@ -82,6 +86,7 @@ class FastDecoder:
         self, token_ids: Tensor, layout: StepLayout, caches: list[LayerCache], logit_rows: Tensor
     ) -> Tensor:
         weights = self._weights
+        assert weights.embedding is not None
         x = functional.embedding(token_ids, weights.embedding)  # (num_tokens, hidden)
         cos = self._rope.cos[layout.positions][:, None].to(self.dtype)  # (num_tokens, 1, half)
         sin = self._rope.sin[layout.positions][:, None].to(self.dtype)

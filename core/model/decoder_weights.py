@@ -15,6 +15,7 @@ from core.errors import ModelRefused
 from core.model.decoder_shape import DecoderShape
 from core.model.kernels import Kernels
 from core.model.linear import PackedLinear
+from core.model.quantization import Quantization
 
 Weights = Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
 GATE_LANES = 16  # the C kernels gate 16 outputs at a time: 16 gates, then their 16 ups
@@ -36,7 +37,7 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class DecoderWeights:
-    embedding: Tensor  # (rows, hidden)
+    embedding: Tensor | None  # (rows, hidden); None where C reads it out of the head's weights
     layers: list[LayerWeights]
     final_norm: Tensor  # (hidden,)
     head: PackedLinear
@@ -50,7 +51,7 @@ class DecoderWeights:
             linears += [layer.qkv, layer.output, layer.gate_up, layer.down]
             norms += [layer.input_norm, layer.post_norm]
         return (
-            self.embedding.nbytes
+            (0 if self.embedding is None else self.embedding.nbytes)
             + sum(part.size_bytes for part in linears)
             + sum(norm.nbytes for norm in norms)
         )
@@ -100,34 +101,48 @@ def take_weights(
     dtype: torch.dtype,
     device: torch.device,
     compiled: Kernels | None,
+    quantization: Quantization = "none",
 ) -> DecoderWeights:
     """Packs everything; tensors are removed from a mutable mapping as they are used. `compiled`: lay out for C.
+
+    The head is never below 8 bits: it decides between neighbours. An embedding tied to it is held once, as the head.
 
     Raises `ModelRefused` where a tensor is missing or has another shape than the config says.
     """
     source = _Source(weights, dtype, device)
-    embedding = source.take("embed_tokens.weight").contiguous()
-    head = source.take_if_present("lm_head.weight", is_below_prefix=False)
-    if shape.is_tied or head is None:
-        if not shape.is_tied:
-            raise ModelRefused("The model's weights lack the tensor lm_head.weight.")
-        head = embedding
+    embedding: Tensor | None = source.take("embed_tokens.weight")
+    assert embedding is not None
+    head_weight = source.take_if_present("lm_head.weight", is_below_prefix=False)
+    if shape.is_tied:
+        head_weight = embedding
+    elif head_weight is None:
+        raise ModelRefused("The model's weights lack the tensor lm_head.weight.")
     _expect("embed_tokens", embedding, (embedding.shape[0], shape.hidden))
-    _expect("lm_head", head, (embedding.shape[0], shape.hidden))
+    _expect("lm_head", head_weight, (embedding.shape[0], shape.hidden))
+    head = PackedLinear(head_weight, None, compiled, "none" if quantization == "none" else "int8")
+    if shape.is_tied and head.kind == "C":
+        embedding = None
+    elif shape.is_tied and quantization != "none":
+        embedding = head.dequantized()
     norm_dtype = torch.float32 if compiled is not None else dtype
     return DecoderWeights(
-        embedding=embedding,
+        embedding=None if embedding is None else embedding.contiguous(),
         layers=[
-            _take_layer(source, f"layers.{i}.", shape, norm_dtype, compiled)
+            _take_layer(source, f"layers.{i}.", shape, norm_dtype, compiled, quantization)
             for i in range(shape.num_layers)
         ],
         final_norm=source.take("norm.weight").to(norm_dtype).contiguous(),
-        head=PackedLinear(head, None, compiled),
+        head=head,
     )
 
 
 def _take_layer(
-    source: _Source, at: str, shape: DecoderShape, norm_dtype: torch.dtype, compiled: Kernels | None
+    source: _Source,
+    at: str,
+    shape: DecoderShape,
+    norm_dtype: torch.dtype,
+    compiled: Kernels | None,
+    quantization: Quantization,
 ) -> LayerWeights:
     def norm(name: str) -> Tensor:
         return source.take(f"{at}{name}.weight").to(norm_dtype).contiguous()
@@ -142,7 +157,7 @@ def _take_layer(
         if compiled is not None and len(names) == 2:
             weight = _interleave(weight)
             bias = None if bias is None else _interleave(bias)
-        return PackedLinear(weight, bias, compiled)
+        return PackedLinear(weight, bias, compiled, quantization)
 
     attention, mlp = "self_attn.", "mlp."
     mixed = shape.num_heads * shape.head_dim

@@ -1,8 +1,8 @@
 """Linear layers whose weights are packed once, at load, for the machine that will read them at every step.
 
 Three kinds, best first: our own C loops (the same bits for a row alone and in any batch), oneDNN's packed layers, and
-torch's plain linear. Weights may be quantized on the way in; then it is C, or torch with the same integers. Knows weights
-and rows, no models. Used by the decoders; anyone may replace an `nn.Linear` by it.
+torch's plain linear. Weights may be quantized on the way in; then it is C, or torch with the same integers. Knows
+weights and rows, no models. Used by the decoders; anyone may replace an `nn.Linear` by it.
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ class PackedLinear:
             self._weight = _pack(weight, self.kind)
             self.size_bytes = weight.nbytes
         else:
-            if quantization == "int8":
-                quantized = quantize_int8(weight)
-            else:
-                quantized = quantize_int4(weight).as_int8(self.inputs)
+            is_int8 = quantization == "int8"
+            quantized = (
+                quantize_int8(weight) if is_int8 else quantize_int4(weight).as_int8(self.inputs)
+            )
             self._weight = quantized
             self.size_bytes = quantized.values.nbytes + quantized.scale.nbytes
 
@@ -85,10 +85,8 @@ class PackedLinear:
             self.struct.kind = DTYPES[self.dtype]
             self.size_bytes = self._packed.nbytes
             return
-        if quantization == "int8":
-            packed = pack_int8(quantize_int8(weight))
-        else:
-            packed = pack_int4(quantize_int4(weight))
+        is_int8 = quantization == "int8"
+        packed = pack_int8(quantize_int8(weight)) if is_int8 else pack_int4(quantize_int4(weight))
         self._packed = packed
         self.struct.weight, self.struct.kind = packed.weight.data_ptr(), packed.kind
         self.struct.scale, self.struct.offset = packed.scale.data_ptr(), packed.offset.data_ptr()
@@ -111,6 +109,11 @@ class PackedLinear:
             rows, self._weight, self._bias, "none", [], ""
         )
         return result[:1] if is_lone else result
+
+    def dequantized(self) -> Tensor:
+        """(outputs, inputs): what a quantized layer of kind torch multiplies with."""
+        assert isinstance(self._weight, Int8Weight)
+        return (self._weight.values * self._weight.scale[:, None]).to(self.dtype)
 
     def _call_compiled(self, x: Tensor) -> Tensor:
         assert self._compiled is not None

@@ -25,13 +25,14 @@ from core.config import (
     plan_memory,
     render_plan,
 )
-from core.errors import ModelRefused
+from core.errors import ConfigError, ModelRefused
 from core.interfaces import Runner
 from core.model.attention import choose_kernels
 from core.model.attention.layout import AttentionKernels, CausalModel
 from core.model.default_model import Report
 from core.model.description import ModelDescription, describe
 from core.model.device import available_bytes, choose_device, choose_dtype
+from core.model.quantization import Quantization
 from core.model.source import ModelFiles, resolve
 from core.model.threads import set_threads
 from core.model.tokenizer import Tokenizer
@@ -112,9 +113,10 @@ def prepare(
     device = choose_device(engine)
     dtype = choose_dtype(model, device)
     description = describe(files.folder)
+    _check_quantization(model, description, device)
     shape = description.shape(measure_weights(files.folder), dtype, description.num_embedding_rows)
     shape = replace(
-        shape, weights_bytes=shape.weights_bytes + _packed_head_bytes(description, dtype)
+        shape, weights_bytes=_weights_bytes(description, shape.weights_bytes, dtype, model, engine)
     )
     plan = plan_memory(shape, engine, kv_cache, model, available_bytes(device), _kind(device))
     notes = (*description.notes, *_dtype_notes(description, dtype))
@@ -146,7 +148,7 @@ def load_model(
     report("loading weights", None)
     decoder: CausalModel
     with watch.phase("weights"):
-        decoder, path = _build(planned, kernels)
+        decoder, path = _build(planned, kernels, model.quantization)
     if path == "general":
         with watch.phase("probe"):
             shape = _try_out(decoder, shape, kv_cache)
@@ -180,14 +182,44 @@ def load_model(
     )
 
 
-def _packed_head_bytes(description: ModelDescription, dtype: torch.dtype) -> int:
-    """The fast decoder packs its output head, so that one tied to the embedding is held twice."""
+def _check_quantization(
+    model: ModelConfig, description: ModelDescription, device: torch.device
+) -> None:
+    from core.model.decoder_shape import unsupported
+
+    if model.quantization == "none":
+        return
+    if device.type != "cpu":
+        raise ConfigError(f"model.quantization: {model.quantization} needs engine.device: cpu.")
+    if reason := unsupported(description.config):
+        raise ConfigError(
+            f"model.quantization: {model.quantization} is for the fast decoder, which cannot compute this model: "
+            f"{reason}; set it to none."
+        )
+
+
+def _weights_bytes(
+    description: ModelDescription,
+    checkpoint_bytes: int,
+    dtype: torch.dtype,
+    model: ModelConfig,
+    engine: EngineConfig,
+) -> int:
+    """What the decoder will hold of a checkpoint of this size in `dtype`, with a tied head counted once."""
     from core.model.decoder_shape import unsupported
 
     config = description.config
-    if unsupported(config) is not None or not config.tie_word_embeddings:
-        return 0
-    return int(config.vocab_size * config.hidden_size * dtype.itemsize)
+    if unsupported(config) is not None:
+        return checkpoint_bytes
+    head = int(config.vocab_size * config.hidden_size)
+    is_tied = bool(config.tie_word_embeddings)
+    has_own_embedding = not is_tied or engine.kernels == "torch"  # else it is read out of the head
+    embedding_bytes = head * dtype.itemsize if has_own_embedding else 0
+    layers = checkpoint_bytes // dtype.itemsize - (1 if is_tied else 2) * head
+    if model.quantization == "none":
+        return (layers + head) * dtype.itemsize + embedding_bytes
+    bits = 4.5 if model.quantization == "int4" and engine.kernels != "torch" else 8
+    return int(layers * bits / 8) + head + embedding_bytes
 
 
 def _kind(device: torch.device) -> Literal["cpu", "cuda"]:
@@ -204,7 +236,7 @@ def _dtype_notes(description: ModelDescription, dtype: torch.dtype) -> list[str]
 
 
 def _build(
-    planned: PlannedModel, kernels: AttentionKernels
+    planned: PlannedModel, kernels: AttentionKernels, quantization: Quantization
 ) -> tuple[CausalModel, Literal["fast", "general"]]:
     from core.model.decoder import FastDecoder
     from core.model.decoder_shape import unsupported
@@ -212,7 +244,7 @@ def _build(
     config = planned.description.config
     if unsupported(config) is None:
         weights = dict(iterate_weights(planned.files.folder))
-        decoder = FastDecoder(config, weights, planned.dtype, planned.device, kernels)
+        decoder = FastDecoder(config, weights, planned.dtype, planned.device, kernels, quantization)
         return decoder, "fast"
     return load_general(planned, kernels), "general"
 

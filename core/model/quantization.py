@@ -1,10 +1,11 @@
 """Weights and activations as small whole numbers, defined in plain torch: what the C kernels must give, bit by bit.
 
-A weight matrix keeps one float scale per output. In int8 its integers are -127 to 127. In int4 the integers of 32 inputs of
-one output are `half * step + minimum`, with half from 0 to 15, and with step (1 to 17) and minimum whole numbers themselves:
-a matrix of 4.5 bits a weight whose products are those of int8, exact and so independent of their order. (The idea of
-scales under a scale is that of llama.cpp's K-quants.) Activations are int8 with one scale per row, found when they are used
-(Dettmers et al., LLM.int8(), 2022, without its outliers). Knows matrices, no models. Used by `linear.py`.
+A weight matrix keeps one float scale per output. In int8 its integers are -127 to 127. In int4 the integers of 32
+inputs of one output are `half * step + minimum`, with half from 0 to 15, and with step (1 to 17) and minimum whole
+numbers themselves: a matrix of 4.5 bits a weight whose products are those of int8, exact and so independent of their
+order. (Scales under a scale are the idea of llama.cpp's K-quants.) Activations are int8 with one scale per row, found
+when they are used (Dettmers et al., LLM.int8(), 2022, without its outliers). Knows matrices, no models. Used by
+`linear.py`.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ def _halves(target: Tensor, step: Tensor, minimum: Tensor) -> Tensor:
 
 
 def _to_integers(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows of float32 as whole numbers, still float32, and their scales. Rows with a NaN or an infinity get the scale NaN."""
+    """Rows of float32 as whole numbers, still float32, and their scales; NaN as the scale where a row is not finite."""
     most = x.abs().amax(dim=1)
     is_finite = torch.isfinite(most)
     # a division: `127.0 / most` would be a product with the reciprocal, and ties would fall otherwise than in C

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 COLUMNS = 32  # outputs in one packed block of a linear layer
 GROUP_INPUTS = 32  # rows of bytes are padded to whole groups of so many inputs
+ROW_EXTRA_BYTES = GROUP_INPUTS + 4  # padding at most, and the scale behind it
 DTYPES = {torch.bfloat16: 0, torch.float32: 1}
 PARTS = ("norms", "linear", "rope", "attention", "head")  # of a forward, as `Scratch.seconds` times
 INT8, INT4 = 2, 3  # kinds of linear layers beside the dtypes
@@ -76,7 +77,16 @@ class Model(ctypes.Structure):
 class Scratch(ctypes.Structure):
     _fields_ = [
         (name, _pointer)
-        for name in ("residual", "logits", "hidden", "qkv", "mixed", "inner", "quantized", "seconds")
+        for name in (
+            "residual",
+            "logits",
+            "hidden",
+            "qkv",
+            "mixed",
+            "inner",
+            "quantized",
+            "seconds",
+        )
     ]
 
 
@@ -134,8 +144,7 @@ def _whole_blocks(rows: Tensor) -> Tensor:
 
 
 def _pack(weight: Tensor, inputs_together: int) -> Tensor:
-    outputs, inputs = weight.shape
-    shape = (-1, COLUMNS, inputs // inputs_together, inputs_together)
+    shape = (-1, COLUMNS, weight.shape[1] // inputs_together, inputs_together)
     return _whole_blocks(weight).view(shape).transpose(1, 2).contiguous()
 
 

@@ -52,8 +52,8 @@ typedef struct {
 
 typedef struct { /* memory of one step, for num_tokens rows (logits: num_logit_rows) */
     float *residual, *logits;
-    double *seconds; /* (PARTS,) grows by the time each part took, or NULL */
     void *hidden, *qkv, *mixed, *inner, *quantized;
+    double *seconds; /* (PARTS,) grows by the time each part took, or NULL */
 } Scratch;
 
 enum { PART_NORM, PART_LINEAR, PART_ROPE, PART_ATTENTION, PART_HEAD, PARTS };
