@@ -19,6 +19,7 @@ from loadtest import (
     paging,
     phases,
     policies,
+    quality,
     step,
     sweep,
     tune,
@@ -41,6 +42,7 @@ SUBCOMMANDS: dict[str, tuple[ModuleType, str]] = {
     "attention": (attention, "time and memory of long prefills against eager attention"),
     "phases": (phases, "prefill and decode apart: what a token costs in each"),
     "overhead": (overhead, "processor time of the server itself, per streamed token"),
+    "quality": (quality, "perplexity and divergence of quantized weights on a fixed text"),
     "step": (step, "a decode and a prefill step, part by part, beside the machine's limits"),
 }
 

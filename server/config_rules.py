@@ -109,6 +109,7 @@ RULES: dict[str, Rule] = {
     "model.name": text(),
     "model.revision": text().or_word(None),
     "model.dtype": one_of("auto", "bfloat16", "float16", "float32"),
+    "model.quantization": one_of("none", "int8", "int4"),
     "model.max_model_len": whole(2).or_word("auto"),
     "model.chat_template": text().or_word(None),
     "model.generation_defaults": switch(),

@@ -47,9 +47,11 @@ def bits(generation: Generation) -> tuple[object, ...]:
     return tuple(generation.token_ids), tuple(generation.logprobs)
 
 
-def check(folder: Path, dtype: str, kv_dtype: KVDtype, count: int, longest: int) -> None:
+def check(folder: Path, held_as: str, kv_dtype: KVDtype, count: int, longest: int) -> None:
+    is_quantized = held_as in ("int8", "int4")
+    precision = {"quantization" if is_quantized else "dtype": held_as}
     loaded = load_model(
-        ModelConfig(name=str(folder), dtype=dtype),  # type: ignore[arg-type]
+        ModelConfig(name=str(folder), **precision),  # type: ignore[arg-type]
         EngineConfig(device="cpu", kernels="c"),
         KVCacheConfig(num_blocks=-(-longest // 16) * 8 + 128, dtype=kv_dtype),
         lambda message, fraction=None: None,
@@ -83,21 +85,33 @@ def check(folder: Path, dtype: str, kv_dtype: KVDtype, count: int, longest: int)
 
 
 @pytest.mark.parametrize(
-    ("dtype", "kv_dtype"), [("bfloat16", "auto"), ("float32", "auto"), ("bfloat16", "int8")]
+    ("held_as", "kv_dtype"),
+    [
+        ("bfloat16", "auto"),
+        ("float32", "auto"),
+        ("bfloat16", "int8"),
+        ("int8", "auto"),
+        ("int4", "int8"),
+    ],
 )
 def test_a_request_gets_the_same_bits_alone_and_in_any_company(
-    default_model_folder: Path, dtype: str, kv_dtype: KVDtype
+    default_model_folder: Path, held_as: str, kv_dtype: KVDtype
 ) -> None:
     """B056, B066: the quick version."""
-    check(default_model_folder, dtype, kv_dtype, count=8, longest=60)
+    check(default_model_folder, held_as, kv_dtype, count=8, longest=60)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("dtype", "kv_dtype", "count"),
-    [("bfloat16", "auto", 600), ("float32", "auto", 60), ("bfloat16", "int8", 60)],
+    ("held_as", "kv_dtype", "count"),
+    [
+        ("bfloat16", "auto", 600),
+        ("float32", "auto", 60),
+        ("bfloat16", "int8", 60),
+        ("int8", "auto", 200),
+    ],
 )
 def test_many_requests_get_the_same_bits_alone_and_in_any_company(
-    default_model_folder: Path, dtype: str, kv_dtype: KVDtype, count: int
+    default_model_folder: Path, held_as: str, kv_dtype: KVDtype, count: int
 ) -> None:
-    check(default_model_folder, dtype, kv_dtype, count=count, longest=1500)
+    check(default_model_folder, held_as, kv_dtype, count=count, longest=1500)

@@ -65,7 +65,8 @@ INLINE void product(const int rows, const Linear *l, int64_t block, const char *
     int64_t steps = kind == BF16 ? l->inputs / 2 : kind == F32 ? l->inputs : padded(l->inputs) / 4, at_once = kind == INT4 ? GROUP_INPUTS / 4 : steps;
     char tile[GROUP_INPUTS * COLUMNS] __attribute__((aligned(64)));
     vf acc[MAX_ROWS][VECTORS] = {0};
-    if (kind >= INT8) UNROLL for (int r = 0; r < rows; r++) UNROLL for (int v = 0; v < VECTORS; v++) acc[r][v] = (vf)uload(l->offset + block * COLUMNS + v * VL);
+    vi whole[MAX_ROWS][VECTORS];
+    if (kind >= INT8) UNROLL for (int r = 0; r < rows; r++) UNROLL for (int v = 0; v < VECTORS; v++) whole[r][v] = (vi)uload(l->offset + block * COLUMNS + v * VL);
     if (kind == INT4) pace /= 2;
     for (; steps > 0; steps -= at_once, w += GROUP_INPUTS / 2 * COLUMNS, groups += COLUMNS * 2) {
         const char *from = w;
@@ -82,7 +83,7 @@ INLINE void product(const int rows, const Linear *l, int64_t block, const char *
                 uint32_t word;
                 memcpy(&word, x + r * x_stride, 4);
                 if (kind >= INT8) {
-                    UNROLL for (int v = 0; v < VECTORS; v++) acc[r][v] = (vf)dot_bytes((vi)acc[r][v], word, (vi)weights[v]);
+                    UNROLL for (int v = 0; v < VECTORS; v++) whole[r][v] = dot_bytes(whole[r][v], word, (vi)weights[v]);
                 } else if (kind == F32) {
                     float a;
                     memcpy(&a, &word, 4);
@@ -106,7 +107,7 @@ INLINE void product(const int rows, const Linear *l, int64_t block, const char *
         float scale = 1;
         if (kind >= INT8) memcpy(&scale, x + r * x_stride, 4);
         UNROLL for (int v = 0; v < VECTORS; v++)
-            vstore(out + r * COLUMNS + v * VL, kind < INT8 ? acc[r][v] : __builtin_convertvector((vi)acc[r][v], vf) * scale * vload(l->scale + block * COLUMNS + v * VL));
+            vstore(out + r * COLUMNS + v * VL, kind < INT8 ? acc[r][v] : __builtin_convertvector(whole[r][v], vf) * scale * vload(l->scale + block * COLUMNS + v * VL));
     }
 }
 

@@ -1,0 +1,145 @@
+"""Weights in 8 and 4 bits: their definition, and the C kernels of every instruction set against it, bit by bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_decoders import CONFIGS, CPU, build, make_step
+
+from core.config import EngineConfig, KVCacheConfig, ModelConfig
+from core.errors import ConfigError
+from core.model.attention import choose_kernels
+from core.model.attention.reference import REFERENCE
+from core.model.decoder import FastDecoder
+from core.model.kernels import load
+from core.model.kv_cache import KVCache
+from core.model.linear import PackedLinear
+from core.model.loader import load_model, plan_only
+from core.model.quantization import quantize_int4, quantize_int8
+
+KERNELS = load()
+VARIANTS = ["avx512bf16", "avx512vnni", "avx512", "avx2", "plain"]
+
+
+@pytest.fixture(params=VARIANTS)
+def kernels(request: pytest.FixtureRequest) -> Iterator[object]:
+    if KERNELS is None or not KERNELS.select(request.param):
+        pytest.skip(f"no {request.param} here")
+    yield KERNELS
+    KERNELS.select()
+
+
+def exact(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, kind: str) -> torch.Tensor:
+    """The definition, with sums in float64, which holds every one of them."""
+    wide = x.float()
+    most = wide.abs().amax(dim=1)
+    inverse = torch.where(most > 0, torch.full_like(most, 127) / most, torch.zeros_like(most))
+    integers = (wide * inverse[:, None]).round()
+    quantized = (
+        quantize_int8(weight) if kind == "int8" else quantize_int4(weight).as_int8(x.shape[1])
+    )
+    sums = (integers.double() @ quantized.values.double().T).float()
+    return sums * (most / 127)[:, None] * quantized.scale + bias.float()
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(96, 64), (40, 30), (7, 3), (33, 1000), (64, 2048)])
+def test_quantized_layers_give_the_bits_of_their_definition(kernels, kind, dtype, shape) -> None:
+    torch.manual_seed(0)
+    weight, bias = torch.randn(shape).to(dtype), torch.randn(shape[0]).to(dtype)
+    weight[0] = 0  # an output without weights
+    layer = PackedLinear(weight.clone(), bias, kernels, kind)
+    assert layer.kind == "C"
+    for rows in (1, 2, 13, 100):
+        x = torch.randn(rows, shape[1]).to(dtype)
+        x[0] = 0
+        assert torch.equal(layer(x), exact(x, weight, bias, kind).to(dtype)), rows
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_torch_serves_the_same_numbers_without_kernels(kind) -> None:
+    torch.manual_seed(0)
+    weight, bias, x = torch.randn(40, 100), torch.randn(40), torch.randn(9, 100)
+    layer = PackedLinear(weight.clone(), bias, None, kind)
+    assert layer.kind == "torch"
+    assert torch.equal(layer(x), exact(x, weight, bias, kind))
+
+
+@pytest.mark.parametrize("compiled", [KERNELS, None], ids=["C", "torch"])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_row_that_is_not_finite_is_seen_in_every_output_of_it_alone(compiled, bad) -> None:
+    layer = PackedLinear(torch.randn(40, 64), None, compiled, "int8")
+    x = torch.randn(3, 64)
+    x[1, 5] = bad
+    assert torch.isfinite(layer(x)).all(dim=1).tolist() == [True, False, True]
+    assert not torch.isfinite(layer(x)[1]).any()
+
+
+@pytest.mark.parametrize(("kind", "most"), [("int8", 0.016), ("int4", 0.09)])
+def test_quantized_weights_stay_near_the_weights(kind, most) -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(64, 320)
+    weight[:, 7] *= 6  # outliers widen the scale of an output, and hurt their own group alone
+    quantized = quantize_int8(weight) if kind == "int8" else quantize_int4(weight).as_int8(320)
+    back = quantized.values * quantized.scale[:, None]
+    assert quantized.values.abs().amax() <= 127
+    assert (back - weight).norm() / weight.norm() < most
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+@pytest.mark.parametrize("name", ["llama", "llama with biases", "qwen3", "odd sizes"])
+def test_the_c_forward_gives_what_torch_gives_in_quantized_layers(name: str, kind: str) -> None:
+    compiled, _ = choose_kernels(CPU)
+    if compiled.compiled is None:
+        pytest.skip("the C kernels are not compiled")
+    config = CONFIGS[name]
+    theirs, _ = build(config, REFERENCE)
+    logits = []
+    for kernels in (compiled, REFERENCE):
+        weights = {key: value.clone() for key, value in theirs.state_dict().items()}
+        decoder = FastDecoder(config, weights, torch.float32, CPU, kernels, kind)  # type: ignore[arg-type]
+        assert kind in decoder.description
+        layout, num_blocks = make_step([20, 33], [20, 33], 16)
+        shape = decoder.shape
+        cache = KVCache.allocate(
+            shape.num_layers,
+            num_blocks,
+            shape.num_kv_heads,
+            16,
+            shape.head_dim,
+            torch.float32,
+            CPU,
+        )
+        ids = torch.randint(0, 160, (53,), generator=torch.Generator().manual_seed(1))
+        logits.append(decoder.forward(ids, layout, cache.layers, torch.arange(53)).clone())
+    ours, truth = (torch.log_softmax(x.float(), dim=-1) for x in logits)
+    divergence = (truth.exp() * (truth - ours)).sum(dim=-1)
+    assert divergence.mean() < 0.02  # a rounding that falls otherwise moves a whole integer
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_the_memory_plan_knows_the_size_of_quantized_weights(
+    default_model_folder: Path, kind: str
+) -> None:
+    settings = (
+        ModelConfig(name=str(default_model_folder), quantization=kind),  # type: ignore[arg-type]
+        EngineConfig(device="cpu"),
+        KVCacheConfig(num_blocks=64),
+    )
+    (line,) = (text for text in plan_only(*settings) if text.startswith("memory:"))
+    planned = float(line.partition("weights ")[2].split()[0])
+    held = load_model(*settings, lambda message, fraction: None).weights_bytes / 2**20
+    assert planned == pytest.approx(held, rel=0.02)
+    assert held < (135 if kind == "int8" else 90)
+
+
+def test_a_model_of_the_general_path_is_refused_with_the_setting_named(
+    tiny_model: Callable[..., Path],
+) -> None:
+    config = ModelConfig(name=str(tiny_model("gpt2")), quantization="int8")
+    with pytest.raises(ConfigError, match=r"model\.quantization: int8 .*gpt2"):
+        plan_only(config, EngineConfig(device="cpu"), KVCacheConfig())
