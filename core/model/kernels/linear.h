@@ -41,7 +41,7 @@ static void quantize_row(const void *x, int64_t n, int dtype, char *out) {
 }
 
 /* One group of 4-bit weights of a block as bytes, in the order of 8-bit ones. */
-INLINE void widen(const char *w, const char *groups, char *tile) {
+INLINE void as_bytes(const char *w, const char *groups, char *tile) {
     UNROLL for (int v = 0; v < VECTORS; v++) {
         halves h;
         memcpy(&h, groups + v * sizeof h, sizeof h);
@@ -71,7 +71,7 @@ INLINE void product(const int rows, const Linear *l, int64_t block, const char *
     for (; steps > 0; steps -= at_once, w += GROUP_INPUTS / 2 * COLUMNS, groups += COLUMNS * 2) {
         const char *from = w;
         if (kind == INT4) {
-            widen(w, groups, tile);
+            as_bytes(w, groups, tile);
             from = tile;
         }
         for (int64_t k = 0; k < at_once; k++, from += COLUMNS * 4, x += 4, ahead += pace) {
