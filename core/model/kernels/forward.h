@@ -19,7 +19,7 @@ static const void *norm_team(const Member *member, const Model *m, const float *
     FOR_TEAM(member, r, rows) {
         char *out = (char *)b->hidden + r * m->hidden * width(dtype);
         norm_row(b->residual + (picked ? picked[r] : r) * m->hidden, weight, m->hidden, m->epsilon, out, dtype);
-        if (is_quantized) quantize_row(out, m->hidden, F32, (char *)b->quantized + r * row_bytes(next));
+        if (is_quantized) quantize_x(out, m->hidden, F32, (char *)b->quantized + r * row_bytes(next));
     }
     wait_for_team(member);
     return is_quantized ? b->quantized : b->hidden;

@@ -16,7 +16,7 @@ INLINE int64_t block_bytes(const Linear *l) {
 INLINE int64_t row_bytes(const Linear *l) { return l->kind < INT8 ? l->inputs * width(l->kind) : padded(l->inputs) + (int64_t)sizeof(float); }
 
 /* x as whole numbers from -127 to 127 times one scale: max|x| / 127, or NaN where x is not finite. 128 is added to them. */
-static void quantize_row(const void *x, int64_t n, int dtype, char *out) {
+static void quantize_x(const void *x, int64_t n, int dtype, char *out) {
     vf top = {0}, poison = {0};
     int64_t i = 0;
     for (; i + VL <= n; i += VL) {
@@ -171,7 +171,7 @@ static void linear_team(const Member *member, const Linear *l, const void *x, in
 /* Rows of `dtype` as layer l reads them: as they are, or quantized into `room`. */
 static const void *rows_for(const Member *member, const Linear *l, const void *x, int64_t rows, int dtype, char *room) {
     if (l->kind < INT8) return x;
-    FOR_TEAM(member, r, rows) quantize_row((const char *)x + r * l->inputs * width(dtype), l->inputs, dtype, room + r * row_bytes(l));
+    FOR_TEAM(member, r, rows) quantize_x((const char *)x + r * l->inputs * width(dtype), l->inputs, dtype, room + r * row_bytes(l));
     wait_for_team(member);
     return room;
 }
