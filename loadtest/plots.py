@@ -162,19 +162,26 @@ def plot_pairs(
 
 
 def plot_parts(bars: Mapping[str, Mapping[str, float]], path: Path) -> None:
-    """One stacked bar per step, each divided into its parts, in milliseconds."""
+    """One bar per step, divided into the shares of its parts; behind each its milliseconds."""
     plt = _pyplot()
-    figure, axis = plt.subplots(figsize=(9, 0.6 + 0.45 * len(bars)))
+    figure, axis = plt.subplots(figsize=(9, 0.9 + 0.4 * len(bars)))
     names = list(bars)
+    wholes = [sum(bar.values()) or 1.0 for bar in bars.values()]
     begins = [0.0] * len(names)
     parts = dict.fromkeys(part for bar in bars.values() for part in bar)
-    colors = plt.get_cmap("tab10").colors
-    for part, color in zip(parts, colors, strict=False):
-        sizes = [max(0.0, bar.get(part, 0.0)) for bar in bars.values()]
+    for part, color in zip(parts, plt.get_cmap("tab10").colors, strict=False):
+        sizes = [
+            max(0.0, bar.get(part, 0.0)) / whole * 100
+            for bar, whole in zip(bars.values(), wholes, strict=True)
+        ]
         axis.barh(names, sizes, left=begins, color=color, label=part)
         begins = [begin + size for begin, size in zip(begins, sizes, strict=True)]
+    for place, whole in enumerate(wholes):
+        axis.text(101, place, f"{whole:.1f} ms", va="center")
+    axis.set_xlim(0, 115)
+    axis.set_xticks(range(0, 101, 20))
     axis.invert_yaxis()
-    axis.set_xlabel("ms")
+    axis.set_xlabel("% of the step")
     axis.legend(frameon=False, ncols=5, loc="lower center", bbox_to_anchor=(0.45, 1.0))
     axis.spines[["top", "right"]].set_visible(False)
     _save(figure, path)
