@@ -80,7 +80,7 @@ def add_side_arguments(parser: argparse.ArgumentParser, side: str) -> None:
     parser.add_argument(f"--{side}", required=True, metavar="CMD_OR_URL")
     parser.add_argument(f"--{side}-name", default=side.upper(), help="in tables and JSON lines")
     parser.add_argument(f"--{side}-model", help="model name in requests")
-    parser.add_argument(f"--{side}-ready", default="/health", help="200 here means ready")
+    parser.add_argument(f"--{side}-ready", default="/health", help="200 here means ready (404 too)")
     parser.add_argument(f"--{side}-extra", type=json_object, default={}, metavar="JSON")
     parser.add_argument(f"--{side}-no-ignore-eos", dest=f"{side}_ignores_eos", action="store_false")
 

@@ -72,8 +72,11 @@ def _wait_until_ready(
         try:
             with opener.open(url, timeout=5):
                 return
-        except urllib.error.HTTPError as error:  # 503 while it loads
+        except urllib.error.HTTPError as error:
             error.close()
+            if error.code in (404, 405):
+                return  # it has no such route, but it answers
+            # 503 while it loads
         except OSError:  # it does not listen yet
             pass
         time.sleep(0.1)

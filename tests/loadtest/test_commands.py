@@ -141,8 +141,10 @@ def test_ratios_compare_each_rung_with_those_before_it() -> None:
 STUB = """
 import http.server, sys
 class Handler(http.server.BaseHTTPRequestHandler):
+    asked = 0
     def do_GET(self):
-        self.send_response(200)
+        Handler.asked += 1
+        self.send_response({"/": 200, "/slow": 503 if Handler.asked < 3 else 200}.get(self.path, 404))
         self.end_headers()
     def log_message(self, *args):
         pass
@@ -158,6 +160,15 @@ def test_a_server_is_started_on_a_free_port_and_ended(tmp_path: Path) -> None:
         os.kill(server.pid, 0)
     with pytest.raises(ProcessLookupError):
         os.kill(server.pid, 0)
+
+
+@pytest.mark.parametrize("path", ["/slow", "/no-such-route"])
+def test_a_server_that_loads_is_waited_for_and_one_without_a_health_route_is_not(
+    path: str, tmp_path: Path
+) -> None:
+    command = (sys.executable, "-c", STUB, "{port}")
+    with running_server(command, tmp_path / "log", ready_path=path, start_timeout_s=10) as server:
+        assert server.start_s > 0.2 or path != "/slow"  # asked three times, 0.1 s apart
 
 
 def test_a_server_that_ends_at_once_is_reported_with_its_last_words(tmp_path: Path) -> None:
