@@ -4,16 +4,7 @@
    segments of SEGMENT at absolute positions; each gives a partial result (maximum, sum, weighted values), and partial
    results are merged in order (Milakov & Gimelshein, Online normalizer calculation for softmax, 2018; Dao et al.,
    FlashAttention). A partial result depends on its query and its keys alone, so that the same bits come out whoever
-   computes it: alone, batched, in chunks, beside others who share the keys, by one thread or by many.
-
-   Within a tile of VL keys the lanes are keys (K is transposed on the fly), so that no sum runs across lanes. With bf16
-   instructions (`pairs`) both products take two elements at a time: of K along the head, of V two neighbouring keys, whose
-   rows are zipped; the weights are then bf16. */
-#ifdef __AVX512BF16__
-enum { PAIRS = 1 };
-#else
-enum { PAIRS = 0 };
-#endif
+   computes it: alone, batched, in chunks, beside others who share the keys, by one thread or by many. */
 
 typedef struct { /* where the rows of one segment of an item lie: those of positions [low, high), which begins at start */
     const char *keys[SEGMENT], *values[SEGMENT];
@@ -29,160 +20,6 @@ typedef struct { /* one thread's memory; a state is (maximum in powers of two, s
     Place places[2];
     int64_t queries, rows[64 + MAX_QUERIES], low[64 + MAX_QUERIES], high[64 + MAX_QUERIES];
 } Work;
-
-/* The scores of nq queries for nt tiles of VL keys: words of TILES tiles side by side, and of GROUP queries. Meanwhile memory
-   from `ahead` on is fetched, `pace` bytes at a time. */
-INLINE void score_group(const int nq, const int nt, float *scores, const float *tile, const uint32_t *query, int64_t words,
-                        const int pairs, const char *const *ahead, int64_t pace) {
-    vf even[GROUP][TILES] = {0}, odd[GROUP][TILES] = {0};
-    for (int64_t i = 0; i < words; i += 2) {
-        vf k0[TILES], k1[TILES];
-        UNROLL for (int c = 0; c < nt; c++) {
-            k0[c] = vload(tile + (i * TILES + c) * VL);
-            k1[c] = vload(tile + ((i + 1) * TILES + c) * VL);
-            if (!ahead) continue;
-            FETCH(ahead[c * VL] + i / 2 * pace);
-            if (pace > 64) FETCH(ahead[c * VL] + i / 2 * pace + 64);
-        }
-        UNROLL for (int q = 0; q < nq; q++) {
-            const uint32_t *w = query + i * GROUP + q;
-#ifdef __AVX512BF16__
-            if (pairs) {
-                __m512bh a = (__m512bh)_mm512_set1_epi32(w[0]), b = (__m512bh)_mm512_set1_epi32(w[GROUP]);
-                UNROLL for (int c = 0; c < nt; c++) {
-                    even[q][c] = (vf)_mm512_dpbf16_ps((__m512)even[q][c], a, (__m512bh)k0[c]);
-                    odd[q][c] = (vf)_mm512_dpbf16_ps((__m512)odd[q][c], b, (__m512bh)k1[c]);
-                }
-                continue;
-            }
-#endif
-            float a, b;
-            memcpy(&a, w, 4);
-            memcpy(&b, w + GROUP, 4);
-            UNROLL for (int c = 0; c < nt; c++) {
-                even[q][c] += a * k0[c];
-                odd[q][c] += b * k1[c];
-            }
-        }
-    }
-    UNROLL for (int q = 0; q < nq; q++) UNROLL for (int c = 0; c < nt; c++) vstore(scores + q * SEGMENT + c * VL, even[q][c] + odd[q][c]);
-}
-
-/* Rows t and t + 1 of V as pairs: the two vectors hold dims (8 i + 0..3) and (8 i + 4..7) of the 2 * VL from `at` on. */
-#ifdef __AVX512BF16__
-INLINE void zip_pair(const char *const *rows, int64_t t, int64_t at, vf *low, vf *high) {
-    __m512i a = (__m512i)uload(rows[t] + at), b = (__m512i)uload(rows[t + 1] + at);
-    *low = (vf)_mm512_unpacklo_epi16(a, b);
-    *high = (vf)_mm512_unpackhi_epi16(a, b);
-}
-#endif
-
-/* Weighted sums of `chunk` pairs of vectors of V, from element d on, over keys [t0, t1), while the rows `ahead` are fetched.
-   With `pairs` t0 is even, the weights are bf16, and `zipped`, if given, holds the segment's pairs. */
-INLINE void value_group(const int nq, const int chunk, const char *const *rows, const char *const *ahead, int64_t d, int64_t t0,
-                        int64_t t1, const float *weights, float *out, int64_t stride, const int dtype, const int pairs,
-                        const float *zipped, int64_t head_dim) {
-    vf acc[GROUP][2 * CHUNK] = {0}, v[2 * CHUNK];
-    int64_t at = d * width(dtype);
-#ifdef __AVX512BF16__
-    for (int64_t t = t0; t < t1 && pairs; t += 2) {
-        UNROLL for (int c = 0; c < chunk; c++) {
-            if (zipped) {
-                v[2 * c] = vload(zipped + t / 2 * head_dim + d + c * 2 * VL);
-                v[2 * c + 1] = vload(zipped + t / 2 * head_dim + d + c * 2 * VL + VL);
-            } else {
-                FETCH(ahead[t] + at + c * 64);
-                FETCH(ahead[t + 1] + at + c * 64);
-                zip_pair(rows, t, at + c * 64, &v[2 * c], &v[2 * c + 1]);
-            }
-        }
-        UNROLL for (int q = 0; q < nq; q++) {
-            uint32_t pair;
-            memcpy(&pair, (const u16 *)(weights + q * SEGMENT) + t, 4);
-            __m512bh w = (__m512bh)_mm512_set1_epi32(pair);
-            UNROLL for (int c = 0; c < 2 * chunk; c++) acc[q][c] = (vf)_mm512_dpbf16_ps((__m512)acc[q][c], w, (__m512bh)v[c]);
-        }
-    }
-#endif
-    for (int64_t t = t0; t < t1 && !pairs; t++) {
-        for (int i = 0; i < chunk * 2 * VL * width(dtype); i += 64) FETCH(ahead[t] + at + i);
-        UNROLL for (int c = 0; c < chunk; c++) load_pair(rows[t] + at + c * 2 * VL * width(dtype), dtype, &v[2 * c], &v[2 * c + 1]);
-        UNROLL for (int q = 0; q < nq; q++) {
-            float w = weights[q * SEGMENT + t];
-            UNROLL for (int c = 0; c < 2 * chunk; c++) acc[q][c] += w * v[c];
-        }
-    }
-    UNROLL for (int q = 0; q < nq; q++) UNROLL for (int c = 0; c < 2 * chunk; c++) vstore(out + q * stride + c * VL, acc[q][c]);
-}
-
-#define BY_GROUP(n, CALL) \
-    switch (n) { case 1: CALL(1); break; case 2: CALL(2); break; case 3: CALL(3); break; \
-                 case 4: CALL(4); break; case 5: CALL(5); break; default: CALL(6); }
-
-/* K rows [t, t + VL) of the segment as a tile: lanes are keys; words are bf16 pairs, floats or 4 bytes, TILES * VL apart. */
-INLINE void load_tile(float *tile, const char *const *keys, int64_t t, int64_t head_dim, const int dtype, const int pairs) {
-    enum { NEXT = TILES * VL };
-    int64_t words = head_dim * width(dtype) / 4, i = 0;
-    const int is_widened = dtype == BF16 && !pairs;
-    for (; i + VL <= words; i += VL) {
-        vu a[VL];
-        UNROLL for (int k = 0; k < VL; k++) a[k] = uload(keys[t + k] + i * 4);
-        transpose(a);
-        UNROLL for (int k = 0; k < VL; k++) {
-            if (is_widened) {
-                vstore(tile + 2 * (i + k) * NEXT, (vf)(a[k] << 16));
-                vstore(tile + (2 * (i + k) + 1) * NEXT, (vf)(a[k] & 0xffff0000u));
-            } else
-                vstore(tile + (i + k) * NEXT, (vf)a[k]);
-        }
-    }
-    for (; i < words; i++)
-        for (int k = 0; k < VL; k++) {
-            uint32_t u;
-            memcpy(&u, keys[t + k] + i * 4, 4);
-            if (is_widened) {
-                tile[2 * i * NEXT + k] = up((u16)u);
-                tile[(2 * i + 1) * NEXT + k] = up((u16)(u >> 16));
-            } else
-                memcpy(tile + i * NEXT + k, &u, 4);
-        }
-    if (words % 2 && pairs) memset(tile + words * NEXT, 0, VL * 4);
-}
-
-/* 2^(score - maximum) of one query over its own keys [low, high) of the tiles [t0, t1), zero elsewhere; as bf16 with `pairs`. */
-INLINE void soften_tiles(const Attention *a, float *scores, const int t0, const int t1, const int low, const int high, float *maximum, float *sum, const int pairs) {
-    const float log2e = 1.44269504f, scale = a->softcap > 0 ? log2e : a->scale * log2e;
-    vf top = (vf){0} - INFINITY, total = {0};
-    UNROLL for (int t = t0; t < t1; t += VL) {
-        vf s = vload(scores + t);
-        if (a->softcap > 0) {
-            s = a->softcap * (1.0f - 2.0f / (vexp(s * (a->scale * 2.0f / a->softcap)) + 1.0f));
-            vstore(scores + t, s);
-        }
-        if (t < low || t + VL > high) s = select_if((iota() + t >= low) & (iota() + t < high), s, (vf){0} - INFINITY);
-        top = vmax(s, top);
-    }
-    float most = lane_max(top) * scale;
-    UNROLL for (int t = t0; t < t1; t += VL) {
-        vf e = vexp2(vload(scores + t) * scale - most, pairs);
-        if (t < low || t + VL > high) e = select_if((iota() + t >= low) & (iota() + t < high), e, (vf){0});
-#ifdef __AVX512BF16__
-        if (pairs) {
-            __m256i narrow = (__m256i)_mm512_cvtneps_pbh((__m512)e);
-            memcpy((u16 *)scores + t, &narrow, sizeof narrow);
-        } else
-#endif
-            vstore(scores + t, e);
-        total += e;
-    }
-    *maximum = most;
-    *sum = lane_sum(total);
-}
-
-INLINE void soften(const Attention *a, float *scores, int64_t t0, int64_t t1, int64_t low, int64_t high, float *maximum, float *sum, const int pairs) {
-    if (low == 0 && high == SEGMENT && a->softcap == 0) soften_tiles(a, scores, 0, SEGMENT, 0, SEGMENT, maximum, sum, pairs);
-    else soften_tiles(a, scores, (int)t0, (int)t1, (int)low, (int)high, maximum, sum, pairs);
-}
 
 /* Finds the rows of segment `index` of an item. Places outside of [low, high) point to the nearest row inside, so that whole
    tiles can be read. False where no query of the item sees a key of it. */
@@ -233,7 +70,7 @@ static int64_t words_of(const Attention *a) {
     return PAIRS && a->dtype == BF16 ? ceil_div(a->head_dim / 2, 2) * 2 : a->head_dim;
 }
 
-/* The partial results of one segment for all queries of an item, into `part`; `next` is fetched meanwhile. `many`: more
+/* The partial results of one segment for all queries of an item, into `part`; meanwhile `next`, a segment ahead, is fetched. `many`: more
    queries than one group; what is read is then prepared once for all groups. */
 INLINE void segment_of(const Attention *a, const Step *s, Work *w, const Place *place, const Place *next, float *part,
                        const int dtype, const int pairs, const int many) {
@@ -252,28 +89,28 @@ INLINE void segment_of(const Attention *a, const Step *s, Work *w, const Place *
         tiles = min64(TILES, (t1 - t) / VL);
         for (int64_t c = 0; c < tiles; c++) load_tile(w->tile + c * VL, place->keys, t + c * VL, a->head_dim, dtype, pairs);
         for (int64_t i = 0; many && i < tiles * VL; i++)
-            for (int64_t at = 0; at < a->head_dim * width(dtype); at += 64) FETCH(place->values[t + i] + at);
+            for (int64_t at = 0; at < a->head_dim * width(dtype); at += 64) FETCH(next->keys[t + i] + at);
         for (int64_t q = 0; q < w->queries && dtype == INT8; q += GROUP) {
-#define BYTES_OF(n, c) score_bytes(n, c, w->scores + q * SEGMENT + t, w->tile, w->query + q * words, words / 2, w->query_scale + q, w->key_scale + t, many ? 0 : place->values + t)
+#define BYTES_OF(n, c) score_bytes(n, c, w->scores + q * SEGMENT + t, w->tile, w->query + q * words, words / 2, w->query_scale + q, w->key_scale + t, many ? 0 : next->keys + t)
 #define BYTES(n) if (TILES == 2 && tiles == 2) BYTES_OF(n, TILES); else BYTES_OF(n, 1)
             BY_GROUP(w->queries - q, BYTES)
         }
         for (int64_t q = 0; q < w->queries && dtype != INT8; q += GROUP) {
-#define SCORES_OF(n, c) score_group(n, c, w->scores + q * SEGMENT + t, w->tile, w->query + q * words, words, pairs, many ? 0 : place->values + t, pace)
+#define SCORES_OF(n, c) score_group(n, c, w->scores + q * SEGMENT + t, w->tile, w->query + q * words, words, pairs, many ? 0 : next->keys + t, pace)
 #define SCORES(n) if (TILES == 2 && tiles == 2) SCORES_OF(n, TILES); else SCORES_OF(n, 1)
             BY_GROUP(w->queries - q, SCORES)
         }
     }
     for (int64_t q = 0; q < w->queries; q++) {
         if (w->low[q] < w->high[q])
-            soften(a, w->scores + q * SEGMENT, t0, t1, w->low[q], w->high[q], part + q * stride, part + q * stride + 1, pairs);
+            (pairs ? soften_pairs : soften_floats)(a, w->scores + q * SEGMENT, (int)t0, (int)t1, (int)w->low[q], (int)w->high[q], part + q * stride, part + q * stride + 1);
         else
             memset(w->scores + q * SEGMENT, 0, SEGMENT * sizeof(float));
         if (dtype == INT8)
             w->value[q] = weigh(w->scores + q * SEGMENT, w->value_scale, t0, t1, w->weights + q * 2 * SEGMENT, w->weights + (q * 2 + 1) * SEGMENT);
     }
     if (dtype == INT8) {
-        for (int64_t t = t0; t < t1; t++) FETCH(next->keys[t]);
+        for (int64_t t = t0; t < t1; t++) FETCH(next->values[t]);
         for (int64_t t = t0; t < t1; t += 4) zip_bytes(place->values, t, a->head_dim, w->zipped + t / 4 * a->head_dim);
         for (; d < a->head_dim; d += CHUNK * VL)
             for (int64_t q = 0; q < w->queries; q += GROUP) {
@@ -289,8 +126,8 @@ INLINE void segment_of(const Attention *a, const Step *s, Work *w, const Place *
     for (int64_t t = first; t < last && many && pairs; t += 2)
         for (int64_t i = 0; i + 2 * VL <= a->head_dim; i += 2 * VL) {
             vf low, high;
-            FETCH(next->keys[t] + i * 2);
-            FETCH(next->keys[t + 1] + i * 2);
+            FETCH(next->values[t] + i * 2);
+            FETCH(next->values[t + 1] + i * 2);
             zip_pair(place->values, t, i * 2, &low, &high);
             vstore(w->zipped + t / 2 * a->head_dim + i, low);
             vstore(w->zipped + t / 2 * a->head_dim + i + VL, high);
@@ -300,7 +137,7 @@ INLINE void segment_of(const Attention *a, const Step *s, Work *w, const Place *
         for (; d + chunk * 2 * VL <= a->head_dim; d += chunk * 2 * VL)
             for (int64_t q = 0; q < w->queries; q += GROUP) {
 #define VALUES_OF(n, c) \
-    value_group(n, c, place->values, next->keys, d, first, last, w->scores + q * SEGMENT, part + q * stride + HEADER + d, stride, dtype, pairs, \
+    value_group(n, c, place->values, next->values, d, first, last, w->scores + q * SEGMENT, part + q * stride + HEADER + d, stride, dtype, pairs, \
                 many && pairs ? w->zipped : 0, a->head_dim)
 #define VALUES(n) if (chunk == CHUNK) VALUES_OF(n, CHUNK); else VALUES_OF(n, 1)
                 BY_GROUP(w->queries - q, VALUES)

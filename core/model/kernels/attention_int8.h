@@ -2,7 +2,6 @@
    bits, one scale each, and the weights of a segment, their keys' scales taken in, 16 bits of the largest; both as two
    unsigned bytes, which are multiplied with the cache's bytes in whole numbers. So products lose nothing that the cache
    has not lost already, and no order of sums matters. */
-enum { GROUP = 6, CHUNK = VL == 16 ? 2 : 1, TILES = VL == 16 ? 2 : 1 }; /* queries, vectors and tiles that one loop holds in registers */
 
 /* One head's n floats as bytes; returns their scale. NaN is not told from 0. */
 static float quantize_row(const float *x, int64_t n, int8_t *out) {
