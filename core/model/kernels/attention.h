@@ -110,8 +110,7 @@ INLINE void segment_of(const Attention *a, const Step *s, Work *w, const Place *
             w->value[q] = weigh(w->scores + q * SEGMENT, w->value_scale, t0, t1, w->weights + q * 2 * SEGMENT, w->weights + (q * 2 + 1) * SEGMENT);
     }
     if (dtype == INT8) {
-        for (int64_t t = t0; t < t1; t++) FETCH(next->values[t]);
-        for (int64_t t = t0; t < t1; t += 4) zip_bytes(place->values, t, a->head_dim, w->zipped + t / 4 * a->head_dim);
+        for (int64_t t = t0; t < t1; t += 4) zip_bytes(place->values, next->values, t, a->head_dim, w->zipped + t / 4 * a->head_dim);
         for (; d < a->head_dim; d += CHUNK * VL)
             for (int64_t q = 0; q < w->queries; q += GROUP) {
 #define BYTE_VALUES_OF(n, c) \

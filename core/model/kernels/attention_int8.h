@@ -76,10 +76,28 @@ INLINE float weigh(float *scores, const float *value_scale, int64_t t0, int64_t 
     return most / 65535.0f;
 }
 
-/* Rows t to t + 3 of V, zipped: a word of 4 keys for each of n elements. */
-INLINE void zip_bytes(const char *const *rows, int64_t t, int64_t n, float *out) {
+/* Rows t to t + 3 of V, zipped: a word of 4 keys for each of n elements. The rows `ahead` are fetched. */
+INLINE void zip_bytes(const char *const *rows, const char *const *ahead, int64_t t, int64_t n, float *out) {
     typedef int8_t sixteen __attribute__((vector_size(16)));
-    for (int64_t i = 0; i < n; i += 16) {
+    int64_t i = 0;
+    for (int64_t k = t; k < t + 4; k++)
+        for (int64_t at = 0; at < n; at += 64) FETCH(ahead[k] + at);
+#ifdef __AVX512F__
+    for (; i + 64 <= n; i += 64) {
+#define ROW(k) (__m512i)uload(rows[t + k] + i)
+#define LANES(a, b, c) _mm512_shuffle_i64x2(a, b, c)
+        __m512i ab = _mm512_unpacklo_epi8(ROW(0), ROW(1)), ab2 = _mm512_unpackhi_epi8(ROW(0), ROW(1));
+        __m512i cd = _mm512_unpacklo_epi8(ROW(2), ROW(3)), cd2 = _mm512_unpackhi_epi8(ROW(2), ROW(3));
+        __m512i v0 = _mm512_unpacklo_epi16(ab, cd), v1 = _mm512_unpackhi_epi16(ab, cd);
+        __m512i v2 = _mm512_unpacklo_epi16(ab2, cd2), v3 = _mm512_unpackhi_epi16(ab2, cd2);
+        __m512i low = LANES(v0, v1, 0x44), low2 = LANES(v2, v3, 0x44), high = LANES(v0, v1, 0xee), high2 = LANES(v2, v3, 0xee);
+        vstore(out + i, (vf)LANES(low, low2, 0x88));
+        vstore(out + i + 16, (vf)LANES(low, low2, 0xdd));
+        vstore(out + i + 32, (vf)LANES(high, high2, 0x88));
+        vstore(out + i + 48, (vf)LANES(high, high2, 0xdd));
+    }
+#endif
+    for (; i < n; i += 16) {
         sixteen a, b, c, d;
         memcpy(&a, rows[t] + i, 16);
         memcpy(&b, rows[t + 1] + i, 16);
@@ -90,9 +108,12 @@ INLINE void zip_bytes(const char *const *rows, int64_t t, int64_t n, float *out)
         typedef int16_t eight __attribute__((vector_size(16)));
         eight ab = (eight)__builtin_shufflevector(a, b, ZIP_LOW), cd = (eight)__builtin_shufflevector(c, d, ZIP_LOW);
         eight ab2 = (eight)__builtin_shufflevector(a, b, ZIP_HIGH), cd2 = (eight)__builtin_shufflevector(c, d, ZIP_HIGH);
-        eight all[4] = {__builtin_shufflevector(ab, cd, 0, 8, 1, 9, 2, 10, 3, 11), __builtin_shufflevector(ab, cd, 4, 12, 5, 13, 6, 14, 7, 15),
-                        __builtin_shufflevector(ab2, cd2, 0, 8, 1, 9, 2, 10, 3, 11), __builtin_shufflevector(ab2, cd2, 4, 12, 5, 13, 6, 14, 7, 15)};
-        memcpy(out + i, all, sizeof all);
+        eight zipped;
+#define STORE_ZIPPED(k, x, y, ...) zipped = __builtin_shufflevector(x, y, __VA_ARGS__); memcpy(out + i + 4 * k, &zipped, 16);
+        STORE_ZIPPED(0, ab, cd, 0, 8, 1, 9, 2, 10, 3, 11) /* one by one: gathered in memory, they would be waited for */
+        STORE_ZIPPED(1, ab, cd, 4, 12, 5, 13, 6, 14, 7, 15)
+        STORE_ZIPPED(2, ab2, cd2, 0, 8, 1, 9, 2, 10, 3, 11)
+        STORE_ZIPPED(3, ab2, cd2, 4, 12, 5, 13, 6, 14, 7, 15)
     }
 }
 
