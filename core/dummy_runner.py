@@ -19,6 +19,7 @@ from core.errors import InvalidValue
 from core.outputs import SampledToken, TokenLogprobs
 from core.scheduler import Batch
 from core.sequence import Sequence
+from core.structured.follow import MaskWorker
 
 _MASK = 2**64 - 1
 _PRINTABLE = range(32, 127)
@@ -52,6 +53,7 @@ class DummyRunner:
     num_steps: int = 0
     num_resets: int = 0
     _slots: list[int] = field(init=False)
+    _masks: MaskWorker = field(default_factory=MaskWorker)
 
     def __post_init__(self) -> None:
         self._slots = [0] * self.cache_config.num_tokens
@@ -60,6 +62,8 @@ class DummyRunner:
         """Writes the slots of this step's tokens; returns the last slot of every row as its "logits"."""
         step = self.num_steps
         self.num_steps += 1
+        if any(sequence.grammar is not None for sequence in batch.sequences):
+            self._masks.begin([s for s in batch.sequences if not s.is_finished])
         if self.step_time_s:
             time.sleep(self.step_time_s)
         if self.on_run is not None:
@@ -70,6 +74,7 @@ class DummyRunner:
         return [self._write(sequence, count) for sequence, count in rows]
 
     def sample(self, batch: Batch, logits: Any) -> list[SampledToken | None]:
+        self._masks.finish()
         rows = zip(batch.sequences, batch.num_scheduled_tokens, logits, strict=True)
         return [
             self._sample_row(sequence, state)
@@ -117,6 +122,11 @@ class DummyRunner:
             best = max(params.logit_bias, key=params.logit_bias.__getitem__)
             if params.logit_bias[best] >= _STRONG_BIAS:
                 token_id = best
+        if sequence.grammar is not None:
+            if sequence.grammar.allowed is None:
+                return SampledToken(0, failure="grammar")
+            token_id = _nearest(sequence.grammar.allowed.tolist(), token_id, state)
+            return SampledToken(token_id, _logprobs(token_id, params.logprobs))
         ends = (*self.shape.eos_token_ids, *params.stop_token_ids)
         if sequence.num_output_tokens < params.min_tokens and token_id in ends:
             token_id = next(i for i in (drawn, *_PRINTABLE) if i not in ends)
@@ -153,6 +163,14 @@ def make_dummy_runner(
     return DummyRunner(shape, CacheConfig(block_size=block_size, num_blocks=num_blocks), **options)
 
 
+def _nearest(allowed: list[bool], token_id: int, state: int) -> int:
+    """The token itself where it is allowed, else one that is: printable if possible, an end token if not."""
+    if allowed[token_id]:
+        return token_id
+    left = [i for i in _PRINTABLE if allowed[i]] or [i for i, ok in enumerate(allowed) if ok]
+    return left[(state >> 33) % len(left)]
+
+
 def _chain(state: int, token_id: int) -> int:
     return ((state ^ (token_id + 1)) * 6364136223846793005 + 1442695040888963407) & _MASK
 
@@ -181,6 +199,7 @@ class ByteTokenizer:
         self.eos_token_ids = tuple(range(256, 256 + num_eos))
         self.vocab_size = 256 + num_eos
         self.has_chat_template = has_chat_template
+        self.control_token_ids = frozenset(self.eos_token_ids)
         self.piece: Callable[[int], str | bytes] | None = self._piece
         self._specials = {
             f"<|end{index or ''}|>": token_id for index, token_id in enumerate(self.eos_token_ids)

@@ -133,6 +133,13 @@ class ConfigError(NoriaError):
 
 BY_CODE: dict[str, type[NoriaError]] = {
     cls.code: cls
-    for cls in (InternalError, QueueTimeout, Draining, EngineDead, ContextLengthExceeded)
+    for cls in (
+        InvalidValue,
+        InternalError,
+        QueueTimeout,
+        Draining,
+        EngineDead,
+        ContextLengthExceeded,
+    )
     if cls.code
 }

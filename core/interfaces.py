@@ -37,6 +37,9 @@ class TextTokenizer(Protocol):
     vocab_size: int  # ids at or above it have no text
     eos_token_ids: tuple[int, ...]
     has_chat_template: bool
+    control_token_ids: frozenset[
+        int
+    ]  # with a meaning beyond their text: no grammar may produce them
     # What an id adds to any text: its text, or bytes where they are no whole characters. None where that depends on
     # the ids beside it.
     piece: Callable[[int], str | bytes] | None

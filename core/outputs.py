@@ -35,7 +35,7 @@ class TokenLogprobs:
 class SampledToken(msgspec.Struct, frozen=True, gc=False):
     """What the runner gives back for one sampled row: a token, or the cause of the failure of that row alone.
 
-    `failure` is `non_finite` or `sampling`; the token id then has no meaning.
+    `failure` is `non_finite`, `sampling` or `grammar`; the token id then has no meaning.
     """
 
     token_id: int
@@ -63,7 +63,7 @@ class OutputError:
     """Why a sequence ended with `FinishReason.ERROR`.
 
     `code` is the public code (`internal_error`, `queue_timeout`, ...); `cause` is the metric label:
-    `step`, `sampling`, `detokenize`, `non_finite`, `queue_timeout`, `shutdown` or `engine_dead`.
+    `step`, `sampling`, `grammar`, `detokenize`, `non_finite`, `queue_timeout`, `shutdown` or `engine_dead`.
     """
 
     code: str

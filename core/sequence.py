@@ -9,9 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from core.outputs import FinishReason
 from core.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from core.structured.follow import GrammarState
 
 
 class SequenceStatus(Enum):
@@ -35,6 +39,7 @@ class Sequence:
     seed: int = 0
     choice_index: int = 0
     label: str = ""  # the client's request id, for logs only
+    grammar: GrammarState | None = None  # which the output must follow
 
     num_prompt_tokens: int = field(init=False)
     num_computed_tokens: int = 0

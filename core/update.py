@@ -25,6 +25,7 @@ _log = logging.getLogger("noria.engine")
 
 _NON_FINITE = "The model computed values that are not finite for this request."
 _SAMPLING = "The engine failed to choose a token for this request."
+_GRAMMAR = "The answer cannot be continued by its grammar: {}."
 _DETOKENIZE = "The engine failed to turn the tokens of this request into text."
 
 
@@ -40,6 +41,11 @@ def advance(
 
     The sampler does not choose end tokens before `min_tokens`; if one comes nevertheless it is an ordinary token.
     """
+    if token.failure == "grammar":
+        assert sequence.grammar is not None
+        why = (sequence.grammar.failure or "no token is allowed").rstrip(".")
+        error = OutputError("invalid_value", "grammar", _GRAMMAR.format(why))
+        return final_output(sequence, FinishReason.ERROR, error=error)
     if token.failure is not None:
         message = _NON_FINITE if token.failure == "non_finite" else _SAMPLING
         return _failure(sequence, token.failure, message)
@@ -104,6 +110,8 @@ def _take_text(
     is_end, end = False, None
     if num_output > params.min_tokens:
         is_end, end = _end_token(params, token_id, eos_token_ids)
+    if sequence.grammar is not None and token_id in eos_token_ids:
+        is_end, end = True, None  # a grammar allows an end token only where it is one
     text = ""
     if not is_end or params.include_stop_str_in_output:
         text = detokenizer.push(token_id)

@@ -13,7 +13,8 @@ from server import middlewares
 from server.api_keys import load_keys
 from server.backends.base import Backend
 from server.config import ServerConfig
-from server.keys import BACKEND, CONFIG, EXECUTOR, METRICS, VLLM
+from server.grammars import Grammars
+from server.keys import BACKEND, CONFIG, EXECUTOR, GRAMMARS, METRICS, VLLM
 from server.metrics import Metrics
 from server.routes import anthropic, chat, completions, health, models, native, responses, tokenize
 
@@ -45,7 +46,7 @@ def create_app(
     app[CONFIG], app[BACKEND], app[METRICS] = config, backend, metrics
     app[VLLM] = backend if backend.name == "vllm" else beside
     app.on_response_prepare.append(middlewares.decorate)
-    app.cleanup_ctx.extend((_executor, _backend))
+    app.cleanup_ctx.extend((_executor, _grammars, _backend))
     app.on_shutdown.append(_fail_the_rest)
     for module in ROUTE_MODULES:
         app.add_routes(module.routes())
@@ -58,6 +59,12 @@ async def _executor(app: web.Application) -> AsyncIterator[None]:
     app[EXECUTOR] = executor
     yield
     executor.shutdown(wait=False, cancel_futures=True)
+
+
+async def _grammars(app: web.Application) -> AsyncIterator[None]:
+    app[GRAMMARS] = Grammars()
+    yield
+    app[GRAMMARS].close()
 
 
 def _backends(app: web.Application) -> list[Backend]:

@@ -9,6 +9,7 @@ from aiohttp import web
 
 from server.backends.base import Backend, RequestRecord
 from server.config import ServerConfig
+from server.grammars import Grammars
 
 if TYPE_CHECKING:
     from server.metrics import Metrics
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 CONFIG: web.AppKey[ServerConfig] = web.AppKey("config", ServerConfig)
 BACKEND: web.AppKey[Backend] = web.AppKey("backend")
 VLLM: web.AppKey[Backend | None] = web.AppKey("vllm")  # behind /generate_vllm, if there is one
+GRAMMARS: web.AppKey[Grammars] = web.AppKey("grammars", Grammars)
 EXECUTOR: web.AppKey[ThreadPoolExecutor] = web.AppKey("executor", ThreadPoolExecutor)
 METRICS: web.AppKey[Metrics] = web.AppKey("metrics")
 

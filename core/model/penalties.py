@@ -55,8 +55,15 @@ class RowAdjuster:
             self._penalize(row)
         if params.logit_bias:
             row.index_add_(0, self._bias[0].to(device), self._bias[1].to(device))
-        if params.min_tokens > self.sequence.num_output_tokens:
+        grammar = self.sequence.grammar
+        is_over = grammar is not None and grammar.is_end  # then its end token is all that is left
+        if params.min_tokens > self.sequence.num_output_tokens and not is_over:
             row.index_fill_(0, self._banned.to(device), -torch.inf)
+        if grammar is not None:
+            assert grammar.allowed is not None
+            allowed = torch.from_numpy(grammar.allowed).to(device)
+            row[: len(allowed)].masked_fill_(~allowed, -torch.inf)
+            row[len(allowed) :].fill_(-torch.inf)
 
     def _count_new_tokens(self) -> None:
         token_ids = self.sequence.token_ids

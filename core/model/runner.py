@@ -22,6 +22,7 @@ from core.outputs import SampledToken
 from core.sampling_params import SamplingParams
 from core.scheduler import Batch
 from core.sequence import Sequence
+from core.structured.follow import MaskWorker
 
 WARM_UP_TOKENS = 32
 
@@ -43,6 +44,7 @@ class ModelRunner:
         self.model = model
         self._compiled: Kernels | None = getattr(model, "compiled", None)
         self._sampler = Sampler(shape.vocab_size, shape.eos_token_ids)
+        self._masks = MaskWorker()
         self._inputs = StepInputs(cache_config, shape.vocab_size, model.device)
         self.kv_cache = KVCache.allocate(
             shape.num_layers,
@@ -57,6 +59,7 @@ class ModelRunner:
     def run(self, batch: Batch) -> StepLogits:
         """One forward; see `Runner.run`."""
         step = self._inputs.build(batch)
+        self._masks.begin([batch.sequences[row] for row in step.ready])
         logits = self.model.forward(
             step.token_ids, step.layout, self.kv_cache.layers, step.logit_rows
         )
@@ -68,10 +71,9 @@ class ModelRunner:
         if not logits.ready:
             return tokens
         sequences = [batch.sequences[row] for row in logits.ready]
+        self._masks.finish()
         with torch.inference_mode():
-            sampled = self._sample_greedy(logits.logits, sequences)
-            if sampled is None:
-                sampled = self._sampler.sample(logits.logits, sequences)
+            sampled = self._sample_rows(logits.logits, sequences)
         for row, token in zip(logits.ready, sampled, strict=True):
             tokens[row] = token
         return tokens
@@ -93,16 +95,25 @@ class ModelRunner:
                 sequence.num_computed_tokens += count
         self.reset()
 
-    def _sample_greedy(
-        self, logits: Tensor, sequences: list[Sequence]
-    ) -> list[SampledToken] | None:
-        """The argmax of every row in one C call; None where it is not the whole answer, or a row is not finite."""
+    def _sample_rows(self, logits: Tensor, sequences: list[Sequence]) -> list[SampledToken]:
+        """One C call for the rows whose best token is the whole answer, beside any others; the sampler for the rest."""
+        rest = [row for row, each in enumerate(sequences) if not self._sampler.is_plain(each)]
+        best = self._best_tokens(logits) if len(rest) < len(sequences) else None
+        if best is None:
+            return self._sampler.sample(logits, sequences)
+        if not rest:
+            return best
+        found = self._sampler.sample(logits[rest], [sequences[row] for row in rest])
+        for row, token in zip(rest, found, strict=True):
+            best[row] = token
+        return best
+
+    def _best_tokens(self, logits: Tensor) -> list[SampledToken] | None:
+        """The argmax of every row; None where there are no kernels for it, or a row is not finite."""
         if self._compiled is None or logits.dtype != torch.float32:
             return None
-        if not self._sampler.is_plain_greedy(sequences):
-            return None
-        token_ids = np.empty(len(sequences), dtype=np.int64)
         rows, stride = logits.shape
+        token_ids = np.empty(rows, dtype=np.int64)
         self._compiled.greedy(
             logits.data_ptr(), rows, stride, self.shape.vocab_size, token_ids.ctypes.data
         )

@@ -28,6 +28,7 @@ LOWEST_LOGPROB = -9999.0
 
 NON_FINITE = "non_finite"
 SAMPLING = "sampling"
+GRAMMAR = "grammar"
 
 
 class Sampler:
@@ -45,11 +46,14 @@ class Sampler:
     def is_plain_greedy(self, sequences: list[Sequence]) -> bool:
         """Whether the argmax over `vocab_size` logits is the whole answer for all rows. A caller that takes it
         itself has to report rows whose best logit is not finite."""
-        return all(
+        return all(map(self.is_plain, sequences))
+
+    def is_plain(self, sequence: Sequence) -> bool:
+        """Whether the best token is the whole answer for this row."""
+        return (
             sequence.params.logprobs is None
             and _is_greedy(sequence.params)
             and not self._is_adjusted(sequence)
-            for sequence in sequences
         )
 
     def sample(self, logits: Tensor, sequences: list[Sequence]) -> list[SampledToken]:
@@ -104,7 +108,7 @@ class Sampler:
 
     def _is_adjusted(self, sequence: Sequence) -> bool:
         params = sequence.params
-        if has_penalties(params) or params.logit_bias:
+        if has_penalties(params) or params.logit_bias or sequence.grammar is not None:
             return True
         if params.min_tokens <= sequence.num_output_tokens:
             return False
@@ -124,26 +128,30 @@ class Sampler:
             return raw, best, token_ids
         scores = self._scratch.take("scores", len(raw), raw.shape[1], raw.device).copy_(raw)
         for row in rows:
-            if failures[row] is None and not self._adjust_row(scores[row], sequences[row]):
-                failures[row] = SAMPLING
+            failures[row] = failures[row] or self._adjust_row(scores[row], sequences[row])
         best, token_ids = best_token(scores)
         is_left = torch.isfinite(best)
         for row, ok in enumerate(is_left.tolist()):
             if not ok and failures[row] is None:
-                failures[row] = SAMPLING  # every token is masked
+                failures[row] = (
+                    SAMPLING if sequences[row].grammar is None else GRAMMAR
+                )  # all masked
         return (
             torch.where(is_left[:, None], scores, 0.0),
             torch.where(is_left, best, 0.0),
             token_ids,
         )
 
-    def _adjust_row(self, row: Tensor, sequence: Sequence) -> bool:
+    def _adjust_row(self, row: Tensor, sequence: Sequence) -> str | None:
+        """The cause of its failure, if it fails."""
+        if sequence.grammar is not None and sequence.grammar.allowed is None:
+            return GRAMMAR
         try:
             self._adjuster(sequence).adjust(row)
         except Exception:
             _log.exception("sampling failed for sequence %s", sequence.sequence_id)
-            return False
-        return True
+            return SAMPLING
+        return None
 
     def _adjuster(self, sequence: Sequence) -> RowAdjuster:
         adjuster = self._adjusters.get(sequence.sequence_id)

@@ -52,6 +52,7 @@ class Tokenizer:
         self._backend = _load_backend(definition)
         self._template = chat_template
         self._control = _control_tokens(parsed, chat_template)
+        self.control_token_ids = frozenset(token.token_id for token in self._control)
         self._definition = definition
         self._added = {entry["id"]: entry["content"] for entry in parsed.get("added_tokens", [])}
         self._is_byte_level = '"ByteLevel"' in json.dumps(

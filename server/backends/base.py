@@ -13,6 +13,7 @@ from core.config import MemoryPlan, ModelShape
 from core.interfaces import TextTokenizer
 from core.outputs import StepOutput, StepStats
 from core.sampling_params import SamplingParams
+from core.structured.compiler import CompiledGrammar
 
 Phase = Literal["loading", "ready", "draining", "dead"]
 
@@ -44,6 +45,7 @@ class GenerationRequest:
     params: SamplingParams
     seed: int
     choice_index: int = 0
+    grammar: CompiledGrammar | None = None
 
 
 @dataclass(slots=True)

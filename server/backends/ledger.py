@@ -16,6 +16,7 @@ from core.config import EngineConfig
 from core.errors import Draining, EngineDead, ModelLoading, NoriaError, QueueFull
 from core.outputs import FinishReason, OutputError, StepOutput, StepStats
 from core.sequence import Sequence
+from core.structured.follow import GrammarState
 from server.backends.base import BackendStatus, GenerationRequest, RequestRecord
 from server.backends.queue_stream import (
     QueueStream,
@@ -241,6 +242,7 @@ def to_sequence(request: GenerationRequest, label: str) -> Sequence:
         params=request.params,
         seed=request.seed,
         choice_index=request.choice_index,
+        grammar=None if request.grammar is None else GrammarState(request.grammar),
         label=label[:128],
         queued_s=time.monotonic(),
     )

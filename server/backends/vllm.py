@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from core.config import EngineConfig
-from core.errors import EngineDead, ModelLoading, NoriaError
+from core.errors import EngineDead, ModelLoading, NoriaError, UnsupportedValue
 from core.outputs import FinishReason, OutputError, StepOutput, StepStats
 from core.sequence import Sequence
 from core.step_loop import Phase, Report
@@ -260,6 +260,12 @@ class VllmBackend:
         record = record or RequestRecord(request_id=request_id, route=route)
         self._ledger.refuse_if_closed(self.status(), len(requests))
         self._ledger.refuse_if_full(requests)
+        for request in requests:
+            if request.grammar is not None:
+                raise UnsupportedValue(
+                    "Structured output is not supported by this backend.",
+                    param=request.grammar.grammar.param,
+                )
         sequences = [to_sequence(request, request_id) for request in requests]
         stream = self._ledger.open(sequences, record, self._close)
         if not self._tasks:

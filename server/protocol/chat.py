@@ -11,11 +11,12 @@ import msgspec
 from core.errors import InvalidValue, UnsupportedValue
 from core.interfaces import TextTokenizer
 from core.sampling_params import MAX_TOKENS, SamplingParams
+from core.structured.grammar import Grammar
 from server.backends.base import ServedModel
 from server.protocol import openai_fields, sampling_fields
 from server.protocol.fields import REFUSED, UnknownFields, convert, refuse_unsupported
 from server.protocol.messages import check_messages
-from server.protocol.openai_fields import OpenAIFields, StreamOptions, check_response_format
+from server.protocol.openai_fields import OpenAIFields, StreamOptions
 from server.protocol.prompts import check_amount
 from server.protocol.sampling_fields import (
     MAX_CHOICES,
@@ -25,6 +26,7 @@ from server.protocol.sampling_fields import (
     openai_defaults,
     to_params,
 )
+from server.protocol.structured import parse_grammar
 
 MAX_TEMPLATE_FIELDS = 32
 _OF_THE_CALL = frozenset(
@@ -105,6 +107,7 @@ class ChatRequest:
     num_choices: int
     streams: bool
     stream_options: StreamOptions
+    grammar: Grammar | None = None
 
 
 def parse_chat(
@@ -115,7 +118,7 @@ def parse_chat(
     extra = convert(body, OpenAIFields)
     own = convert(body, ChatFields)
     refuse_unsupported(body, _REFUSED)
-    check_response_format(extra.response_format)
+    grammar = parse_grammar(body)
     num_choices = check_common(fields, max_choices=MAX_CHOICES)
     check_model(fields.model, model)
     params = _params(fields, own, model)
@@ -123,7 +126,12 @@ def parse_chat(
     check_amount(1, num_choices, max_waiting)
     unknown.note(body.keys() - _KNOWN)
     return ChatRequest(
-        prompt, params, num_choices, bool(fields.stream), extra.stream_options or StreamOptions()
+        prompt,
+        params,
+        num_choices,
+        bool(fields.stream),
+        extra.stream_options or StreamOptions(),
+        grammar,
     )
 
 

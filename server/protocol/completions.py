@@ -9,10 +9,11 @@ from typing import Any
 import msgspec
 
 from core.sampling_params import SamplingParams
+from core.structured.grammar import Grammar
 from server.backends.base import ServedModel
 from server.protocol import openai_fields, sampling_fields
 from server.protocol.fields import REFUSED, UnknownFields, convert, refuse_unsupported
-from server.protocol.openai_fields import OpenAIFields, StreamOptions, check_response_format
+from server.protocol.openai_fields import OpenAIFields, StreamOptions
 from server.protocol.prompts import Prompt, check_amount, check_prompts, names_of
 from server.protocol.sampling_fields import (
     MAX_CHOICES,
@@ -22,6 +23,7 @@ from server.protocol.sampling_fields import (
     openai_defaults,
     to_params,
 )
+from server.protocol.structured import parse_grammar
 
 DEFAULT_MAX_TOKENS = 16
 _REFUSED: Mapping[str, tuple[object, ...]] = {
@@ -47,6 +49,7 @@ class CompletionRequest:
     num_choices: int
     streams: bool
     stream_options: StreamOptions
+    grammar: Grammar | None = None
 
 
 def parse_completion(
@@ -57,7 +60,7 @@ def parse_completion(
     extra = convert(body, OpenAIFields)
     own = convert(body, CompletionFields)
     refuse_unsupported(body, _REFUSED)
-    check_response_format(extra.response_format)
+    grammar = parse_grammar(body)
     num_choices = check_common(fields, max_choices=MAX_CHOICES)
     check_model(fields.model, model)
     params = to_params(
@@ -76,4 +79,5 @@ def parse_completion(
         num_choices,
         bool(fields.stream),
         extra.stream_options or StreamOptions(),
+        grammar,
     )

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from core.errors import InvalidValue, UnsupportedValue
+from server.protocol import structured
 
 T = TypeVar("T")
 _log = logging.getLogger("noria.protocol")
@@ -38,10 +39,6 @@ REFUSED: Mapping[str, tuple[object, ...]] = {
     "bad_words": ([],),
     "skip_special_tokens": (True,),
     "truncate_prompt_tokens": (),
-    "structured_outputs": (),
-    "guided_choice": ([],),
-    "grammar": (),
-    "regex": (),
     "typical_p": (1.0,),
     "mirostat": (0, False),
     "dry_multiplier": (0.0,),
@@ -107,7 +104,8 @@ def _translate(text: str, prefix: str) -> InvalidValue:
 def refuse_unsupported(body: Mapping[str, Any], refused: Mapping[str, tuple[object, ...]]) -> None:
     """Raises `UnsupportedValue` for the first known field whose value would change the answer."""
     for name, value in body.items():
-        is_known = name in refused or name.startswith(REFUSED_PREFIX)
+        is_guide = name.startswith(REFUSED_PREFIX) and name not in structured.NAMES
+        is_known = name in refused or is_guide
         if is_known and not _is_neutral(value, refused.get(name, ())):
             shown = name[:MAX_SHOWN_NAME]
             raise UnsupportedValue(f"{shown} is not supported with this value.", param=shown)

@@ -13,7 +13,9 @@ import orjson
 
 from core.errors import InvalidValue
 from core.sampling_params import SamplingParams
+from core.structured.grammar import Grammar
 from server.backends.base import ServedModel
+from server.protocol import structured
 from server.protocol.fields import REFUSED, UnknownFields, convert, refuse_unsupported
 from server.protocol.prompts import MAX_PROMPTS, check_amount, check_text
 from server.protocol.sampling_fields import (
@@ -24,14 +26,15 @@ from server.protocol.sampling_fields import (
     check_model,
     to_params,
 )
+from server.protocol.structured import parse_grammar
 
 GENERATE_DEFAULTS = Defaults(max_tokens=50, temperature=0.0)
 STREAM_DEFAULTS = Defaults(max_tokens=50, temperature=0.7)
 VLLM_DEFAULTS = Defaults(max_tokens=20, temperature=0.7, top_p=0.95)
 
 _REFUSED = {**REFUSED, "logprobs": (False,), "top_logprobs": (0,)}
-_TEXTS = frozenset({"prompt", "model", "stop", "request_id"})
-_KNOWN = NAMES | _REFUSED.keys() | {"prompt", "prompts", "priority"}
+_TEXTS = frozenset({"prompt", "model", "stop", "request_id"}) | structured.TEXTS
+_KNOWN = NAMES | _REFUSED.keys() | structured.NAMES | {"prompt", "prompts", "priority"}
 _IN_QUERY = (NAMES | _REFUSED.keys()) - {"stop_token_ids", "logit_bias"} | {"prompt"}
 
 
@@ -42,6 +45,7 @@ class NativeRequest:
     prompts: list[str]
     params: SamplingParams
     is_list: bool
+    grammar: Grammar | None = None
 
 
 def parse_one(
@@ -54,7 +58,9 @@ def parse_one(
 ) -> NativeRequest:
     """A body with `prompt`. Raises `NoriaError`."""
     params = _params(body, model, defaults, unknown, streams=streams)
-    return NativeRequest([check_text(body.get("prompt"), "prompt")], params, is_list=False)
+    return NativeRequest(
+        [check_text(body.get("prompt"), "prompt")], params, False, parse_grammar(body)
+    )
 
 
 def parse_list(
@@ -77,7 +83,7 @@ def parse_list(
         )
     texts = [check_text(text, f"prompts[{index}]") for index, text in enumerate(prompts)]
     check_amount(len(texts), 1, max_waiting)
-    return NativeRequest(texts, params, is_list=True)
+    return NativeRequest(texts, params, True, parse_grammar(body))
 
 
 def _params(

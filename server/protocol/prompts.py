@@ -12,6 +12,7 @@ from typing import Any
 
 from core.errors import ContextLengthExceeded, InvalidValue
 from core.sampling_params import SamplingParams
+from core.structured.compiler import CompiledGrammar
 from server.backends.base import GenerationRequest, ServedModel
 from server.protocol.fields import convert
 
@@ -84,6 +85,7 @@ def resolve(
     model: ServedModel,
     *,
     num_choices: int = 1,
+    grammar: CompiledGrammar | None = None,
     names: Sequence[str] = (),
 ) -> list[GenerationRequest]:
     """One request per prompt and choice, at `prompt_index * num_choices + choice`.
@@ -109,7 +111,8 @@ def resolve(
             )
         seed = secrets.randbits(63) if params.seed is None else params.seed
         requests.extend(
-            GenerationRequest(token_ids, clamped, seed, choice) for choice in range(num_choices)
+            GenerationRequest(token_ids, clamped, seed, choice, grammar)
+            for choice in range(num_choices)
         )
     return requests
 

@@ -6,7 +6,7 @@ import functools
 
 from aiohttp import web
 
-from server.keys import CONFIG, RECORD
+from server.keys import CONFIG, GRAMMARS, RECORD
 from server.protocol.chat import parse_chat
 from server.protocol.fields import UnknownFields
 from server.protocol.openai_renderer import ChatShape, OpenAIRenderer
@@ -34,8 +34,14 @@ class ChatRoutes:
         )
         work = functools.partial(checked.prompt.tokenize, model.tokenizer)
         ids = await tokenize(request, work, "template")
+        grammar = await request.app[GRAMMARS].compile(checked.grammar, model.tokenizer)
         requests = resolve(
-            [ids], checked.params, model, num_choices=checked.num_choices, names=["messages"]
+            [ids],
+            checked.params,
+            model,
+            num_choices=checked.num_choices,
+            grammar=grammar,
+            names=["messages"],
         )
         record = request[RECORD]
         renderer = OpenAIRenderer(

@@ -6,7 +6,7 @@ import functools
 
 from aiohttp import web
 
-from server.keys import CONFIG, RECORD
+from server.keys import CONFIG, GRAMMARS, RECORD
 from server.protocol.completions import parse_completion
 from server.protocol.fields import UnknownFields
 from server.protocol.openai_renderer import CompletionShape, OpenAIRenderer
@@ -37,8 +37,14 @@ class CompletionRoutes:
         )
         work = functools.partial(tokenize_prompts, model, checked.prompts, checked.names)
         ids = await tokenize(request, work, "tokenize")
+        grammar = await request.app[GRAMMARS].compile(checked.grammar, model.tokenizer)
         requests = resolve(
-            ids, checked.params, model, num_choices=checked.num_choices, names=checked.names
+            ids,
+            checked.params,
+            model,
+            num_choices=checked.num_choices,
+            grammar=grammar,
+            names=checked.names,
         )
         record = request[RECORD]
         renderer = OpenAIRenderer(

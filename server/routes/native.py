@@ -12,7 +12,7 @@ from aiohttp import web
 from core.errors import InvalidValue, NoriaError, VllmUnavailable
 from server.backends import vllm_install
 from server.backends.base import Backend, GenerationRequest, ServedModel
-from server.keys import BACKEND, CONFIG, RECORD, VLLM
+from server.keys import BACKEND, CONFIG, GRAMMARS, RECORD, VLLM
 from server.protocol.fields import UnknownFields
 from server.protocol.native import (
     GENERATE_DEFAULTS,
@@ -128,7 +128,8 @@ async def _resolve(
     names = names_of(checked.prompts, "prompts", is_list=True) if checked.is_list else ["prompt"]
     work = functools.partial(tokenize_prompts, model, checked.prompts, names)
     ids = await tokenize(request, work, "tokenize")
-    return resolve(ids, checked.params, model, names=names)
+    grammar = await request.app[GRAMMARS].compile(checked.grammar, model.tokenizer)
+    return resolve(ids, checked.params, model, grammar=grammar, names=names)
 
 
 async def _generate(

@@ -27,7 +27,6 @@ from core.sampling_params import MAX_TOKENS
         ("modalities", ["text", "audio"]),
         ("audio", {}),
         ("chat_template", "{% for i in range(99999) %}x{% endfor %}"),
-        ("response_format", {"type": "json_object"}),
         ("chat_template_kwargs", {"chat_template": "x"}),
         ("chat_template_kwargs", {"tokenize": False}),
     ],

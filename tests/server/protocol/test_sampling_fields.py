@@ -148,13 +148,8 @@ def test_borders_are_inside(parse: Any) -> None:
         ("bad_words", ["a"]),
         ("skip_special_tokens", False),
         ("truncate_prompt_tokens", 5),
-        ("structured_outputs", {"json": {}}),
-        ("guided_json", {"required": "name"}),
-        ("guided_regex", "("),
-        ("guided_choice", ["a"]),
         ("guided_decoding_backend", "x"),
         ("guided_by_something_new", "x"),
-        ("grammar", "root ::="),
         ("typical_p", 0.5),
         ("mirostat", 2),
         ("dry_multiplier", 0.8),
@@ -179,8 +174,6 @@ def test_known_fields_that_would_change_the_answer_are_refused(
         ("best_of", 2),
         ("suffix", "x"),
         ("suffix", ""),
-        ("response_format", {"type": "json_object"}),
-        ("response_format", {"type": "json_schema", "json_schema": {"type": ["object", 7]}}),
     ],
 )
 def test_completions_refuse_what_they_cannot_do(field: str, value: object) -> None:

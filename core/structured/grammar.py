@@ -1,0 +1,22 @@
+"""`Grammar`: what an answer must look like, as it was asked for. Plain data; knows no library and no request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+GrammarKind = Literal["json_schema", "regex", "choice", "lark"]
+
+ANY_OBJECT = '{"type":"object"}'
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """`text` is a JSON schema, a regular expression, a JSON list of strings, or a grammar in Lark's or GBNF's notation.
+
+    `param` is the path of the request's field that asked for it, for errors.
+    """
+
+    kind: GrammarKind
+    text: str
+    param: str = field(default="grammar", compare=False)
