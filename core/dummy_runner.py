@@ -9,6 +9,7 @@ No torch. Knows nothing of scheduling. Used by the step thread only, except for 
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from typing import Any
 
 from core.config import CacheConfig, ModelShape
 from core.errors import InvalidValue
+from core.interfaces import ToolFormat
 from core.outputs import SampledToken, TokenLogprobs
 from core.scheduler import Batch
 from core.sequence import Sequence
@@ -195,7 +197,15 @@ class ByteTokenizer:
     `role: text` per message, and `assistant: ` as the generation prompt.
     """
 
-    def __init__(self, num_eos: int = 1, *, has_chat_template: bool = True) -> None:
+    def __init__(
+        self,
+        num_eos: int = 1,
+        *,
+        has_chat_template: bool = True,
+        tool_format: ToolFormat | None = None,
+        has_thoughts: bool = False,
+    ) -> None:
+        self.tool_format, self.has_thoughts = tool_format, has_thoughts
         self.eos_token_ids = tuple(range(256, 256 + num_eos))
         self.vocab_size = 256 + num_eos
         self.has_chat_template = has_chat_template
@@ -231,7 +241,8 @@ class ByteTokenizer:
                 "add_generation_prompt and continue_final_message exclude each other.",
                 param="continue_final_message",
             )
-        lines = [f"{message['role']}: {_content(message)}" for message in messages]
+        lines = [f"tools: {json.dumps(tools)}"] if tools else []
+        lines += [f"{message['role']}: {_content(message)}" for message in messages]
         text = "\n".join(lines)
         if not continue_final_message:
             text += "\n"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from core.config import CacheConfig, ModelShape
 from core.outputs import SampledToken
@@ -31,12 +31,17 @@ class Runner(Protocol):
         """Forget everything after a failed step; the pool is emptied at the same time."""
 
 
+ToolFormat = Literal["hermes", "llama", "mistral", "json"]
+
+
 class TextTokenizer(Protocol):
     """What the engine and the server ask of a tokenizer. Thread-safe: used by the step thread and the executor."""
 
     vocab_size: int  # ids at or above it have no text
     eos_token_ids: tuple[int, ...]
     has_chat_template: bool
+    tool_format: ToolFormat | None  # how the model writes calls; None: its template knows no tools
+    has_thoughts: bool  # the template knows `<think>`
     control_token_ids: frozenset[
         int
     ]  # with a meaning beyond their text: no grammar may produce them

@@ -7,13 +7,16 @@ typed are told apart from those the template writes (`shield`).
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from core.errors import ConfigError, InvalidValue, ModelRefused
+from core.interfaces import ToolFormat
 
 _MAX_MESSAGE = 300
+_TOOLS = re.compile(r"\{[%{][^%}]*\btools\b")  # the variable, not a word of a text
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +28,24 @@ class ChatTemplate:
     with_tools: str | None = (
         None  # the source for requests with tools, where the model has a separate one
     )
+
+    @property
+    def tool_format(self) -> ToolFormat | None:
+        """How a model with this template writes its calls; None where the template never mentions tools."""
+        source = self.with_tools or self.source
+        if not _TOOLS.search(source):
+            return None
+        marks: list[tuple[str, ToolFormat]] = [
+            ("<tool_call>", "hermes"),
+            ("[TOOL_CALLS]", "mistral"),
+            ("<|python_tag|>", "llama"),
+            ("ipython", "llama"),
+        ]
+        return next((name for mark, name in marks if mark in source), "json")
+
+    @property
+    def has_thoughts(self) -> bool:
+        return "<think>" in self.source or "</think>" in self.source
 
     @staticmethod
     def load(

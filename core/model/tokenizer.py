@@ -79,6 +79,8 @@ class Tokenizer:
         eos = vocabulary.get(token_text(settings.get("eos_token")))
         self.eos_token_ids = eos_token_ids or (() if eos is None else (eos,))
         self.has_chat_template = chat_template is not None
+        self.tool_format = chat_template.tool_format if chat_template is not None else None
+        self.has_thoughts = chat_template is not None and chat_template.has_thoughts
         self._prefix, self._suffix = self._own_specials(settings, vocabulary)
 
     @cached_property

@@ -19,13 +19,11 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper,
 
 from core.errors import InvalidValue, UnsupportedValue
 from core.interfaces import TextTokenizer
-from core.structured.grammar import Grammar
+from core.structured.grammar import WHITESPACE, Grammar
 
 MAX_GRAMMAR_BYTES = 256 * 1024
 MAX_CACHED = 256
 SLOWEST_FIRST_MASK_S = 0.25
-_WHITESPACE = r"[ ]{1,16}|\n[ \t]{0,16}"
-"""Between the parts of a JSON text: as printers write it, and never without end."""
 _LIMITS: dict[str, Any] = {
     "initial_lexer_fuel": 1_000_000,
     "step_lexer_fuel": 200_000,
@@ -116,7 +114,7 @@ class GrammarCompiler:
 def _definition(grammar: Grammar) -> str:
     if grammar.kind == "json_schema":
         return LLMatcher.grammar_from_json_schema(
-            grammar.text, defaults={"whitespace_pattern": _WHITESPACE}
+            grammar.text, defaults={"whitespace_pattern": WHITESPACE}
         )
     if grammar.kind == "lark":
         return grammar_from("grammar", grammar.text)

@@ -7,6 +7,8 @@ from typing import Literal
 
 GrammarKind = Literal["json_schema", "regex", "choice", "lark"]
 
+WHITESPACE = r"[ ]{1,16}|\n[ \t]{0,16}"
+"""Between the parts of a JSON text: as printers write it, and never without end."""
 ANY_OBJECT = '{"type":"object"}'
 
 

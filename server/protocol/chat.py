@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -27,6 +27,7 @@ from server.protocol.sampling_fields import (
     to_params,
 )
 from server.protocol.structured import parse_grammar
+from server.protocol.tools import Tools, parse_tools, with_calls_as_text, with_instruction
 
 MAX_TEMPLATE_FIELDS = 32
 _OF_THE_CALL = frozenset(
@@ -55,8 +56,6 @@ _REFUSED: Mapping[str, tuple[object, ...]] = {
     "modalities": (["text"],),
     "audio": (),
     "chat_template": (),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
     "web_search_options": (),
 }
 
@@ -75,7 +74,7 @@ _KNOWN = (
     | openai_fields.NAMES
     | _REFUSED.keys()
     | set(ChatFields.__struct_fields__)
-    | {"messages"}
+    | {"messages", "tools", "tool_choice"}
 )
 
 
@@ -87,11 +86,18 @@ class ChatPrompt:
     adds_generation_prompt: bool
     continues_final_message: bool
     template_kwargs: dict[str, Any]
+    tools: Tools | None = None
 
     def tokenize(self, tokenizer: TextTokenizer) -> list[int]:
         """Slow; belongs in an executor. Raises `InvalidValue` where the template refuses."""
+        messages, tools = self.messages, self.tools
+        if tokenizer.tool_format is None:
+            messages = with_calls_as_text(messages)
+            messages = messages if tools is None else with_instruction(messages, tools)
+            tools = None
         return tokenizer.encode_chat(
-            self.messages,
+            messages,
+            tools=None if tools is None else tools.specs,
             add_generation_prompt=self.adds_generation_prompt,
             continue_final_message=self.continues_final_message,
             template_kwargs=self.template_kwargs or None,
@@ -109,6 +115,10 @@ class ChatRequest:
     stream_options: StreamOptions
     grammar: Grammar | None = None
 
+    @property
+    def tools(self) -> Tools | None:
+        return self.prompt.tools
+
 
 def parse_chat(
     body: Mapping[str, Any], model: ServedModel, unknown: UnknownFields, *, max_waiting: int
@@ -119,10 +129,13 @@ def parse_chat(
     own = convert(body, ChatFields)
     refuse_unsupported(body, _REFUSED)
     grammar = parse_grammar(body)
+    tools = parse_tools(body)
+    if tools is not None:
+        grammar = _grammar_of_calls(tools, grammar, model)
     num_choices = check_common(fields, max_choices=MAX_CHOICES)
     check_model(fields.model, model)
     params = _params(fields, own, model)
-    prompt = parse_chat_prompt(body)
+    prompt = replace(parse_chat_prompt(body), tools=tools)
     check_amount(1, num_choices, max_waiting)
     unknown.note(body.keys() - _KNOWN)
     return ChatRequest(
@@ -152,6 +165,20 @@ def parse_chat_prompt(body: Mapping[str, Any]) -> ChatPrompt:
             param="continue_final_message",
         )
     return ChatPrompt(messages, adds, continues, _template_kwargs(own.chat_template_kwargs or {}))
+
+
+def _grammar_of_calls(tools: Tools, grammar: Grammar | None, model: ServedModel) -> Grammar | None:
+    if grammar is not None:
+        raise UnsupportedValue(
+            f"{grammar.param} and tools exclude each other; set tool_choice to none.",
+            param=grammar.param,
+        )
+    if not tools.is_enforced and model.tokenizer.tool_format is None:
+        raise UnsupportedValue(
+            "The chat template of this model knows no tools. A required or named tool_choice works with any model.",
+            param="tools",
+        )
+    return tools.grammar()
 
 
 def _params(fields: SamplingFields, own: ChatFields, model: ServedModel) -> SamplingParams:

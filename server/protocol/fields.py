@@ -59,7 +59,6 @@ IGNORED_BY_OPENAI = frozenset(
         "service_tier",
         "safety_identifier",
         "prompt_cache_key",
-        "parallel_tool_calls",
         "reasoning_effort",
         "verbosity",
     }

@@ -14,7 +14,7 @@ NAMES = (
     IGNORED_BY_OPENAI
     | REFUSED.keys()
     | structured.NAMES
-    | {"priority", "response_format", "stream_options"}
+    | {"parallel_tool_calls", "priority", "response_format", "stream_options"}
 )
 
 

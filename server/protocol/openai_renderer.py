@@ -89,7 +89,7 @@ class CompletionShape:
 
 
 @dataclass(slots=True)
-class _Choice:
+class Choice:
     """What one choice still has to say."""
 
     index: int
@@ -131,7 +131,7 @@ class OpenAIRenderer:
         self._head = b"data: " + sse.escape(orjson.dumps(self._constants))[:-1]
         starts = [self._head + b',"choices":[{"index":%d,' % i for i in range(num_sequences)]
         self._choices = [
-            _Choice(index, start, plain_start=start + shape.text_start)
+            Choice(index, start, plain_start=start + shape.text_start)
             for index, start in enumerate(starts)
         ]
         self._plain_end = shape.text_end + b',"logprobs":null,"finish_reason":null}]}\n\n'
@@ -185,7 +185,7 @@ class OpenAIRenderer:
             choices.append(
                 {
                     "index": choice.index,
-                    **self._shape.whole("".join(choice.texts)),
+                    **self._message(choice),
                     "logprobs": logprobs,
                     "finish_reason": choice.finish_reason,
                 }
@@ -199,6 +199,9 @@ class OpenAIRenderer:
         }
         return orjson.dumps(answer)
 
+    def _message(self, choice: Choice) -> dict[str, Any]:
+        return self._shape.whole("".join(choice.texts))
+
     def _take(self, index: int, output: StepOutput) -> None:
         choice = self._choices[index]
         self._tally.observe(index, output)
@@ -209,7 +212,7 @@ class OpenAIRenderer:
         if output.finish_reason is not None:
             choice.finish_reason = output.finish_reason.value
 
-    def _flush(self, choice: _Choice) -> bytes:
+    def _flush(self, choice: Choice) -> bytes:
         """One chunk, or nothing while there is nothing to say."""
         is_last = choice.finish_reason is not None
         if not choice.texts and not is_last:
@@ -218,6 +221,10 @@ class OpenAIRenderer:
         choice.texts.clear()
         piece = self._shape.piece(text, is_first=not choice.has_sent, is_last=is_last)
         choice.has_sent = True
+        return self._chunk(choice, piece)
+
+    def _chunk(self, choice: Choice, piece: bytes) -> bytes:
+        """`piece` and what else a chunk tells: log-probabilities, the end, usage."""
         logprobs = b"null"
         if self._has_logprobs:
             logprobs = _encode(self._shape.logprobs(choice.index, choice.entries))

@@ -9,7 +9,7 @@ from aiohttp import web
 from server.keys import CONFIG, GRAMMARS, RECORD
 from server.protocol.chat import parse_chat
 from server.protocol.fields import UnknownFields
-from server.protocol.openai_renderer import ChatShape, OpenAIRenderer
+from server.protocol.parsed_chat import make_chat_renderer
 from server.protocol.prompts import resolve
 from server.protocol.tally import Tally
 from server.routes.incoming import read, tokenize
@@ -44,8 +44,10 @@ class ChatRoutes:
             names=["messages"],
         )
         record = request[RECORD]
-        renderer = OpenAIRenderer(
-            ChatShape(model.tokenizer),
+        renderer = make_chat_renderer(
+            model.tokenizer,
+            checked.tools,
+            ids,
             model.name,
             Tally([len(ids)], checked.num_choices, record.arrival_s),
             num_sequences=len(requests),

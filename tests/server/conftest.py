@@ -125,13 +125,20 @@ async def start_server() -> AsyncIterator[StartServer]:
         waits: bool = True,
         num_eos: int = 1,
         has_chat_template: bool = True,
+        tool_format: Any = None,
+        has_thoughts: bool = False,
         **options: Any,
     ) -> RunningServer:
         config = build_config({"log.stats_interval_s": 0.2, **(settings or {})})
         options = {"eos_token_ids": tuple(range(256, 256 + num_eos)), **options}
         options.setdefault("vocab_size", 256 + num_eos)
         runner = make_dummy_runner(block_size=config.kv_cache.block_size, **options)
-        tokenizer = ByteTokenizer(num_eos, has_chat_template=has_chat_template)
+        tokenizer = ByteTokenizer(
+            num_eos,
+            has_chat_template=has_chat_template,
+            tool_format=tool_format,
+            has_thoughts=has_thoughts,
+        )
         metrics = Metrics(MODEL_NAME)
         backend = NativeBackend(
             config.engine,

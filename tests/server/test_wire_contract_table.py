@@ -149,8 +149,17 @@ ROWS = [
          {"type": "json_schema", "json_schema": {}}, {"type": "json_schema", "json_schema": {"name": "a"}},
          {"type": "json_schema", "json_schema": {"schema": 5}},
          {"type": "json_schema", "json_schema": {"strict": 1, "schema": {}}}]),
-    refused("tools", CHAT, [[{"type": "function", "function": {"name": "f"}}], 5], []),
-    refused("tool_choice", CHAT, ["required", {"type": "function"}, 5], "none", "auto"),
+    refused("tools", CHAT, [[{"type": "function", "function": {"name": "f"}}], [{"type": "retrieval"}]], []),
+    Row("tools", CHAT, [],
+        [5, "a", {}, [5], [{}], [{"type": "function"}], [{"type": "function", "function": {"name": "a b"}}],
+         [{"type": "function", "function": {"name": "f", "parameters": 5}}],
+         [{"type": "function", "function": {"name": "f", "strict": 1}}],
+         [{"type": "function", "function": {"name": "f"}}] * 129]),
+    Row("tool_choice", CHAT, ["none", "auto"],
+        ["required", "any", 5, [], {"type": "function"}, {"type": "function", "function": {"name": "f"}}]),
+    refused("tool_choice", CHAT, [{"type": "allowed_tools", "allowed_tools": {}}]),
+    Row("parallel_tool_calls", CHAT, [True, False], NO_BOOLS),
+    Row("parallel_tool_calls", COMPLETIONS, ["a", 5, True], []),
     refused("echo", COMPLETIONS, [True, 1, "a"], False),
     refused("best_of", COMPLETIONS, [2, 0, True, "1"], 1),
     refused("suffix", COMPLETIONS, ["a", "", 5]),
@@ -194,7 +203,7 @@ ROWS = [
     Row("request_id", ALL_BODIES, [], NO_TEXTS),
     Row("anything_else", ALL_BODIES, [1, "a", {"a": [None]}], []),
     *(Row(field, OPENAI, ["a", 5, True, {"a": [1]}], []) for field in (
-        "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls",
+        "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
         "reasoning_effort", "verbosity")),
 ]  # fmt: skip
 

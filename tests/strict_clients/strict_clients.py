@@ -162,10 +162,11 @@ def _read_choice(stream: OpenAIStream, part: dict[str, Any], object_name: str) -
         delta = part["delta"]
         assert isinstance(delta, dict), "rule 12"
         assert delta.get("role") == ("assistant" if is_first else None), "rule 8"
-        text = delta.get("content", "")
+        text = delta.get("content") or ""
+        says_more = delta.get("tool_calls") or delta.get("reasoning_content")
     else:
-        text = part["text"]
-    assert text or choice.finish_reason, "rule 10: an empty chunk"
+        text, says_more = part["text"], None
+    assert text or says_more or choice.finish_reason, "rule 10: an empty chunk"
     choice.texts.append(text)
     if part["logprobs"] is not None:
         choice.logprobs.append(part["logprobs"])

@@ -20,8 +20,6 @@ from core.sampling_params import MAX_TOKENS
     ("field", "value"),
     [
         ("tools", [{"type": "function", "function": {"name": "f"}}]),
-        ("tool_choice", "required"),
-        ("tool_choice", {"type": "function", "function": {"name": "f"}}),
         ("functions", [{"name": "f"}]),
         ("function_call", {"name": "f"}),
         ("modalities", ["text", "audio"]),

@@ -1,0 +1,191 @@
+"""The tools of a chat request: what clients send, what the template is given, and the grammar that enforces a call.
+
+Knows no aiohttp. `auto` leaves it to the model, whose template must know tools. A required or named call is enforced by
+a grammar over plain JSON, so that it works with any model; where the template knows no tools, a system message tells of
+them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from core.errors import InvalidValue, UnsupportedValue
+from core.structured.grammar import WHITESPACE, Grammar
+
+MAX_TOOLS = 128
+MAX_CALLS = 8  # in one enforced answer
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
+_INSTRUCTION = (
+    "You can call these functions:\n{tools}\n\n"
+    'Answer with a function call and nothing else: a JSON object such as {{"name": "the function", "arguments": '
+    "{{...}}}} whose arguments follow the function's parameters."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """`specs` as the client sent them, for the template. `named` is the function that must be called."""
+
+    specs: list[dict[str, Any]]
+    choice: Literal["auto", "required", "named"]
+    named: str | None
+    is_parallel: bool
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(spec["function"]["name"] for spec in self.specs)
+
+    @property
+    def is_enforced(self) -> bool:
+        return self.choice != "auto"
+
+    def grammar(self) -> Grammar | None:
+        """One call, or several on lines of their own; None where the model decides."""
+        if not self.is_enforced:
+            return None
+        calls = []
+        for spec in self.specs:
+            function = spec["function"]
+            if self.named in (None, function["name"]):
+                calls.append(_call_schema(function["name"], function.get("parameters") or None))
+        several = self.choice == "required" and self.is_parallel
+        rest = rf' ("\n" call){{0,{MAX_CALLS - 1}}}' if several else ""
+        rules = [f"start: call{rest}", "call: " + " | ".join(f"c{i}" for i in range(len(calls)))]
+        rules += [f"c{i}: %json {json.dumps(schema)}" for i, schema in enumerate(calls)]
+        return Grammar("lark", "\n".join(rules), "tools")
+
+
+def parse_tools(body: Mapping[str, Any]) -> Tools | None:
+    """None where nothing may be called. Raises `InvalidValue` and `UnsupportedValue` with the field's path."""
+    parallel = body.get("parallel_tool_calls")
+    if parallel is not None and not isinstance(parallel, bool):
+        raise InvalidValue("parallel_tool_calls must be a boolean.", param="parallel_tool_calls")
+    specs = _specs(body.get("tools"))
+    choice, named = _choice(body.get("tool_choice"))
+    if not specs:
+        if choice in ("required", "named"):
+            raise InvalidValue("tool_choice needs tools.", param="tool_choice")
+        return None
+    if choice == "none":
+        return None
+    if named is not None and all(spec["function"]["name"] != named for spec in specs):
+        raise InvalidValue(
+            "tool_choice names a function that is not in tools.", param="tool_choice"
+        )
+    return Tools(specs, choice, named, parallel is not False)
+
+
+def with_instruction(messages: list[dict[str, Any]], tools: Tools) -> list[dict[str, Any]]:
+    """The messages with the tools described in the system message, for templates that know no tools."""
+    specs = [
+        spec["function"] for spec in tools.specs if tools.named in (None, spec["function"]["name"])
+    ]
+    lines = "\n".join(json.dumps(function, ensure_ascii=False) for function in specs)
+    text = _INSTRUCTION.format(tools=lines)
+    if messages[0]["role"] == "system":
+        first = {**messages[0], "content": f"{messages[0]['content']}\n\n{text}"}
+        return [first, *messages[1:]]
+    return [{"role": "system", "content": text}, *messages]
+
+
+def with_calls_as_text(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The calls of earlier turns in their content, for templates that know no tools."""
+    return [_with_calls_as_text(message) for message in messages]
+
+
+def _with_calls_as_text(message: dict[str, Any]) -> dict[str, Any]:
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    lines = [message["content"]] if message["content"] else []
+    for call in calls:
+        function = call["function"]
+        arguments = function.get("arguments") or "{}"
+        shown = arguments if isinstance(arguments, str) else json.dumps(arguments)
+        lines.append(f'{{"name": {json.dumps(function["name"])}, "arguments": {shown}}}')
+    rest = {key: value for key, value in message.items() if key != "tool_calls"}
+    return {**rest, "content": "\n".join(lines)}
+
+
+def _call_schema(name: str, parameters: dict[str, Any] | None) -> dict[str, Any]:
+    arguments = parameters or _NO_ARGUMENTS
+    schema: dict[str, Any] = {
+        "x-guidance": {"whitespace_pattern": WHITESPACE},
+        "type": "object",
+        "properties": {"name": {"const": name}, "arguments": arguments},
+        "required": ["name", "arguments"],
+        "additionalProperties": False,
+    }
+    for keyword in ("$defs", "definitions"):  # references are paths from the root
+        if isinstance(arguments.get(keyword), dict):
+            schema[keyword] = arguments[keyword]
+    return schema
+
+
+def _specs(tools: object) -> list[dict[str, Any]]:
+    if tools is None:
+        return []
+    if not isinstance(tools, list):
+        raise InvalidValue("tools must be a list of objects.", param="tools")
+    if len(tools) > MAX_TOOLS:
+        raise InvalidValue(
+            f"tools has {len(tools)} entries; at most {MAX_TOOLS} are allowed.", param="tools"
+        )
+    for index, tool in enumerate(tools):
+        _check(tool, f"tools[{index}]")
+    return tools
+
+
+def _check(tool: object, path: str) -> None:
+    if not isinstance(tool, dict):
+        raise InvalidValue(f"{path} must be an object.", param=path)
+    if not isinstance(tool.get("type"), str):
+        raise InvalidValue(f"{path}.type must be a string.", param=f"{path}.type")
+    if tool["type"] != "function":
+        raise UnsupportedValue(f"{path}: only functions are supported.", param=f"{path}.type")
+    function, path = tool.get("function"), f"{path}.function"
+    if not isinstance(function, dict):
+        raise InvalidValue(f"{path} must be an object.", param=path)
+    name = function.get("name")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InvalidValue(
+            f"{path}.name must be 1 to 64 letters, digits, hyphens or underscores.",
+            param=f"{path}.name",
+        )
+    for key, kind, words in (
+        ("description", str, "a string"),
+        ("parameters", dict, "an object"),
+        ("strict", bool, "a boolean"),
+    ):
+        if function.get(key) is not None and not isinstance(function[key], kind):
+            raise InvalidValue(f"{path}.{key} must be {words}.", param=f"{path}.{key}")
+
+
+Choice = Literal["auto", "required", "none", "named"]
+_CHOICES: dict[str, Choice] = {"auto": "auto", "required": "required", "none": "none"}
+
+
+def _choice(choice: object) -> tuple[Choice, str | None]:
+    if choice is None:
+        return "auto", None
+    if isinstance(choice, str):
+        if choice in _CHOICES:
+            return _CHOICES[choice], None
+        raise InvalidValue(
+            "tool_choice must be auto, none, required or a function.", param="tool_choice"
+        )
+    if not isinstance(choice, dict):
+        raise InvalidValue("tool_choice must be a string or an object.", param="tool_choice")
+    if choice.get("type", "function") != "function":
+        raise UnsupportedValue("tool_choice must be a function.", param="tool_choice.type")
+    function = choice.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise InvalidValue(
+            "tool_choice.function.name must be a string.", param="tool_choice.function.name"
+        )
+    return "named", function["name"]
