@@ -16,7 +16,7 @@ from server.config_file import read_text
 
 # Resources (as they stand in the route table, not as typed in a URL) that need no key.
 OPEN_RESOURCES = frozenset(
-    {"/", "/docs", "/openapi.json", "/static", "/health", "/health/ready", "/health/live"}
+    {"/", "/docs", "/openapi.json", "/static/{name}", "/health", "/health/ready", "/health/live"}
 )
 QUERY_KEY_RESOURCE = "/generate_stream"
 

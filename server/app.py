@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import html
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,11 +13,34 @@ from server.api_keys import load_keys
 from server.backends.base import Backend
 from server.config import ServerConfig
 from server.grammars import Grammars
-from server.keys import BACKEND, CONFIG, EXECUTOR, GRAMMARS, METRICS, VLLM
+from server.keys import BACKEND, CONFIG, EXECUTOR, GRAMMARS, METRICS, STATS, VLLM
 from server.metrics import Metrics
-from server.routes import anthropic, chat, completions, health, models, native, responses, tokenize
+from server.routes import (
+    anthropic,
+    chat,
+    completions,
+    health,
+    models,
+    native,
+    pages,
+    responses,
+    stats,
+    tokenize,
+)
+from server.stats_feed import StatsFeed
 
-ROUTE_MODULES = (health, native, completions, chat, responses, anthropic, models, tokenize)
+ROUTE_MODULES = (
+    health,
+    native,
+    completions,
+    chat,
+    responses,
+    anthropic,
+    models,
+    tokenize,
+    stats,
+    pages,
+)
 # Templates and tokenizing release the interpreter lock only in part: two threads keep one slow prompt from blocking
 # the next, more would only take time from the step thread.
 EXECUTOR_THREADS = 2
@@ -45,12 +67,12 @@ def create_app(
     )
     app[CONFIG], app[BACKEND], app[METRICS] = config, backend, metrics
     app[VLLM] = backend if backend.name == "vllm" else beside
+    app[STATS] = StatsFeed(backend, metrics, config.engine)
     app.on_response_prepare.append(middlewares.decorate)
-    app.cleanup_ctx.extend((_executor, _grammars, _backend))
-    app.on_shutdown.append(_fail_the_rest)
+    app.cleanup_ctx.extend((_executor, _grammars, _backend, _stats))
+    app.on_shutdown.extend((_end_stats, _fail_the_rest))
     for module in ROUTE_MODULES:
         app.add_routes(module.routes())
-    app.router.add_get("/", _index)
     return app
 
 
@@ -84,8 +106,11 @@ async def _fail_the_rest(app: web.Application) -> None:
     await asyncio.gather(*(backend.stop(0) for backend in _backends(app)))
 
 
-async def _index(request: web.Request) -> web.Response:
-    resources = sorted({resource.canonical for resource in request.app.router.resources()})
-    rows = "".join(f"<li><code>{html.escape(path)}</code></li>" for path in resources)
-    page = f"<!doctype html><meta charset=utf-8><title>Noria</title><h1>Noria</h1><ul>{rows}</ul>"
-    return web.Response(text=page, content_type="text/html")
+async def _stats(app: web.Application) -> AsyncIterator[None]:
+    app[STATS].start()
+    yield
+    await _end_stats(app)
+
+
+async def _end_stats(app: web.Application) -> None:
+    app[STATS].stop()

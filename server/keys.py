@@ -13,6 +13,7 @@ from server.grammars import Grammars
 
 if TYPE_CHECKING:
     from server.metrics import Metrics
+    from server.stats_feed import StatsFeed
 
 CONFIG: web.AppKey[ServerConfig] = web.AppKey("config", ServerConfig)
 BACKEND: web.AppKey[Backend] = web.AppKey("backend")
@@ -20,6 +21,7 @@ VLLM: web.AppKey[Backend | None] = web.AppKey("vllm")  # behind /generate_vllm, 
 GRAMMARS: web.AppKey[Grammars] = web.AppKey("grammars", Grammars)
 EXECUTOR: web.AppKey[ThreadPoolExecutor] = web.AppKey("executor", ThreadPoolExecutor)
 METRICS: web.AppKey[Metrics] = web.AppKey("metrics")
+STATS: web.AppKey[StatsFeed] = web.AppKey("stats")
 
 # Of a request: its id (`request[RECORD].request_id`) and all that its log line will say.
 RECORD: web.RequestKey[RequestRecord] = web.RequestKey("record", RequestRecord)

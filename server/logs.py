@@ -120,7 +120,7 @@ def log_start(
 def log_request(record: RequestRecord, total_s: float) -> None:
     """The one line of a request. Probes, scrapes and other requests that compute nothing stay at level debug."""
     is_worth_a_line = record.num_sequences > 0 or record.status >= 400
-    is_probe = record.route.startswith(("/health", "/metrics"))
+    is_probe = record.route.startswith(("/health", "/metrics", "/stats"))
     level = logging.INFO if is_worth_a_line and not is_probe else logging.DEBUG
     has_tokens = record.num_sequences > 0
     event(

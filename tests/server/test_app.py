@@ -14,13 +14,6 @@ from server.keys import EXECUTOR
 from server.logs import JsonFormatter, TextFormatter, configure_logging, event
 
 
-async def test_the_index_lists_the_routes(start_server):
-    server = await start_server()
-    response = await server.client.get("/")
-    assert response.content_type == "text/html"
-    assert "/health" in await response.text()
-
-
 async def test_closing_the_application_ends_streams_and_threads(start_server, generation_request):
     """B132"""
     server = await start_server(step_time_s=0.005)
