@@ -49,7 +49,7 @@ _OF_THE_CALL = frozenset(
         "tokenizer_kwargs",
     }
 )
-_REFUSED: Mapping[str, tuple[object, ...]] = {
+REFUSED_FIELDS: Mapping[str, tuple[object, ...]] = {
     **REFUSED,
     "functions": ([],),
     "function_call": (),
@@ -72,7 +72,7 @@ class ChatFields(msgspec.Struct, frozen=True):
 _KNOWN = (
     sampling_fields.NAMES
     | openai_fields.NAMES
-    | _REFUSED.keys()
+    | REFUSED_FIELDS.keys()
     | set(ChatFields.__struct_fields__)
     | {"messages", "tools", "tool_choice"}
 )
@@ -127,7 +127,7 @@ def parse_chat(
     fields = convert(body, SamplingFields)
     extra = convert(body, OpenAIFields)
     own = convert(body, ChatFields)
-    refuse_unsupported(body, _REFUSED)
+    refuse_unsupported(body, REFUSED_FIELDS)
     grammar = parse_grammar(body)
     tools = parse_tools(body)
     if tools is not None:

@@ -26,13 +26,15 @@ from server.protocol.sampling_fields import (
 from server.protocol.structured import parse_grammar
 
 DEFAULT_MAX_TOKENS = 16
-_REFUSED: Mapping[str, tuple[object, ...]] = {
+REFUSED_FIELDS: Mapping[str, tuple[object, ...]] = {
     **REFUSED,
     "echo": (False,),
     "best_of": (1,),
     "suffix": (),
 }
-_KNOWN = sampling_fields.NAMES | openai_fields.NAMES | _REFUSED.keys() | {"prompt", "logprobs"}
+_KNOWN = (
+    sampling_fields.NAMES | openai_fields.NAMES | REFUSED_FIELDS.keys() | {"prompt", "logprobs"}
+)
 
 
 class CompletionFields(msgspec.Struct, frozen=True):
@@ -59,7 +61,7 @@ def parse_completion(
     fields = convert(body, SamplingFields)
     extra = convert(body, OpenAIFields)
     own = convert(body, CompletionFields)
-    refuse_unsupported(body, _REFUSED)
+    refuse_unsupported(body, REFUSED_FIELDS)
     grammar = parse_grammar(body)
     num_choices = check_common(fields, max_choices=MAX_CHOICES)
     check_model(fields.model, model)

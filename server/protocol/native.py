@@ -32,10 +32,10 @@ GENERATE_DEFAULTS = Defaults(max_tokens=50, temperature=0.0)
 STREAM_DEFAULTS = Defaults(max_tokens=50, temperature=0.7)
 VLLM_DEFAULTS = Defaults(max_tokens=20, temperature=0.7, top_p=0.95)
 
-_REFUSED = {**REFUSED, "logprobs": (False,), "top_logprobs": (0,)}
+REFUSED_FIELDS = {**REFUSED, "logprobs": (False,), "top_logprobs": (0,)}
 _TEXTS = frozenset({"prompt", "model", "stop", "request_id"}) | structured.TEXTS
-_KNOWN = NAMES | _REFUSED.keys() | structured.NAMES | {"prompt", "prompts", "priority"}
-_IN_QUERY = (NAMES | _REFUSED.keys()) - {"stop_token_ids", "logit_bias"} | {"prompt"}
+_KNOWN = NAMES | REFUSED_FIELDS.keys() | structured.NAMES | {"prompt", "prompts", "priority"}
+_IN_QUERY = (NAMES | REFUSED_FIELDS.keys()) - {"stop_token_ids", "logit_bias"} | {"prompt"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ def _params(
     streams: bool,
 ) -> SamplingParams:
     fields = convert(body, SamplingFields)
-    refuse_unsupported(body, _REFUSED)
+    refuse_unsupported(body, REFUSED_FIELDS)
     check_common(fields, max_choices=1, streams=streams)
     if model is not None:
         check_model(fields.model, model)

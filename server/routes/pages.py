@@ -1,4 +1,4 @@
-"""The pages for people: the chat at `/`, and its files below `/static/`.
+"""The pages for people: the chat at `/`, the reference at `/docs`, and the files of both below `/static/`.
 
 Everything is read once and served from memory. A page may load nothing but these files, talk to nobody but this
 server, and turn no text into markup: the headers below tell the browser so.
@@ -14,6 +14,7 @@ from pathlib import Path
 from aiohttp import web
 
 from core.errors import NotFound
+from server.protocol.openapi import document_bytes
 
 FOLDER = Path(__file__).parents[1] / "static"
 CONTENT_TYPES = {
@@ -55,12 +56,18 @@ class PageFile:
 def routes() -> list[web.RouteDef]:
     return [
         web.get("/", functools.partial(_serve, "index.html")),
+        web.get("/docs", functools.partial(_serve, "docs.html")),
+        web.get("/openapi.json", openapi),
         web.get("/static/{name}", static),
     ]
 
 
 async def static(request: web.Request) -> web.Response:
     return await _serve(request.match_info["name"], request)
+
+
+async def openapi(request: web.Request) -> web.Response:
+    return web.Response(body=document_bytes(), content_type="application/json")
 
 
 async def _serve(name: str, request: web.Request) -> web.Response:

@@ -8,7 +8,7 @@ import pytest
 
 from server.routes.pages import FOLDER, read_files
 
-PAGES = ["/"]
+PAGES = ["/", "/docs"]
 FILES = sorted(read_files())
 
 
