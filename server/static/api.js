@@ -35,7 +35,13 @@ async function request(path, { body, signal } = {}) {
   if (body) headers["content-type"] = "application/json";
   let response;
   try {
-    response = await fetch(path, { method: body ? "POST" : "GET", headers, signal, cache: "no-store", body: body && JSON.stringify(body) });
+    response = await fetch(path, {
+      method: body ? "POST" : "GET",
+      headers,
+      signal,
+      cache: "no-store",
+      body: body && JSON.stringify(body),
+    });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new ApiError("unreachable");
@@ -52,7 +58,11 @@ async function errorOf(response) {
     // a proxy's own page
   }
   const retryAfterS = Number(response.headers.get("retry-after")) || null;
-  return new ApiError(error.message ?? `HTTP ${response.status}`, { status: response.status, code: error.code ?? "", retryAfterS });
+  return new ApiError(error.message ?? `HTTP ${response.status}`, {
+    status: response.status,
+    code: error.code ?? "",
+    retryAfterS,
+  });
 }
 
 /** {phase, message, progress}; phase is the server's, or "gone". */
@@ -66,7 +76,11 @@ export async function health() {
   const body = await response.json().catch(() => ({}));
   if (response.ok) return { phase: "ready" };
   // Without the server's own word it is a proxy that answers for a server that is gone.
-  return { phase: body.status ?? "gone", message: body.error?.message ?? "", progress: body.progress ?? null };
+  return {
+    phase: body.status ?? "gone",
+    message: body.error?.message ?? "",
+    progress: body.progress ?? null,
+  };
 }
 
 export async function models() {
@@ -81,7 +95,10 @@ export async function watch(signal, onEvent) {
 
 /** Streams a chat completion. `onChunk` gets every chunk. Raises `ApiError`, also for an error inside the stream. */
 export async function chat(body, signal, onChunk) {
-  const response = await request("v1/chat/completions", { body: { ...body, stream: true, stream_options: { include_usage: true } }, signal });
+  const response = await request("v1/chat/completions", {
+    body: { ...body, stream: true, stream_options: { include_usage: true } },
+    signal,
+  });
   let isComplete = false;
   let failure = null;
   try {

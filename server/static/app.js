@@ -28,7 +28,12 @@ const settingsForm = new SettingsForm(byId("settings-view"), () => {
   store.save(conversation, { touch: false });
   store.saveSettings(conversation.settings);
 });
-const sidebar = new Sidebar(byId("conversations"), byId("search"), { open, export: exportOne, remove, rename });
+const sidebar = new Sidebar(byId("conversations"), byId("search"), {
+  open,
+  export: exportOne,
+  remove,
+  rename,
+});
 const thread = new Thread(byId("thread"), byId("jump"), { regenerate, resume, choose, resend, redraw });
 const connection = new Connection(noteState, noteEvent);
 
@@ -139,9 +144,11 @@ async function run(message, current, messages, continues) {
   if (current.error?.status === 401) connection.enter("key");
   if (["unreachable", "lost"].includes(current.error?.message)) connection.check();
   shell.announce(
-    current.error ? t("answerFailed", { message: current.error.message })
-    : current.finish === "stopped" ? t("answerStopped")
-    : t("answerDone", { count: current.stats.tokens }),
+    current.error
+      ? t("answerFailed", { message: current.error.message })
+      : current.finish === "stopped"
+        ? t("answerStopped")
+        : t("answerDone", { count: current.stats.tokens }),
   );
   if (mine.conversation === conversation) settle();
   else shell.showBusy(Boolean(running));
@@ -196,7 +203,8 @@ function noteEvent(name, data) {
 }
 
 function showSettings() {
-  if (panels.shown === "settings" || !panels.shown) settingsForm.show(conversation.settings, about?.model?.defaults ?? {}, models);
+  if (panels.shown === "settings" || !panels.shown)
+    settingsForm.show(conversation.settings, about?.model?.defaults ?? {}, models);
 }
 
 // --- wiring ---
@@ -210,7 +218,18 @@ byId("composer").addEventListener("submit", (event) => {
 byId("stop").addEventListener("click", stop);
 byId("new").addEventListener("click", () => open(null));
 byId("retry").addEventListener("click", () => connection.retry());
-byId("export-all").addEventListener("click", () => download("noria-conversations.json", store.exportAll(), "application/json"));
+byId("export-all").addEventListener("click", () =>
+  download("noria-conversations.json", store.exportAll(), "application/json"),
+);
+byId("import").addEventListener("click", () => byId("import-file").click());
+byId("import-file").addEventListener("change", async (event) => {
+  const [file] = event.target.files;
+  event.target.value = "";
+  if (!file) return;
+  const count = store.importAll(await file.text());
+  shell.toast(count ? t("imported", { count }) : t("importBad"));
+  sidebar.show(conversation.id);
+});
 byId("key-form").addEventListener("submit", () => {
   setKey(byId("key").value.trim());
   connection.check();
@@ -228,7 +247,13 @@ shell.bind({
     shell.showState(state, about);
     settingsForm.show(conversation.settings, about?.model?.defaults ?? {}, models);
   },
-  shortcuts: { stop, new: () => open(null), again: regenerate, panel: (name) => panels.toggle(name), edit: () => !running && thread.edit() },
+  shortcuts: {
+    stop,
+    new: () => open(null),
+    again: regenerate,
+    panel: (name) => panels.toggle(name),
+    edit: () => !running && thread.edit(),
+  },
 });
 
 fillIcons();

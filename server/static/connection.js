@@ -14,6 +14,7 @@ export class Connection {
     this.onState = onState;
     this.onEvent = onEvent;
     this.failures = 0;
+    this.silences = 0;
     this.phase = "connecting";
     document.addEventListener("visibilitychange", () => this.noteVisibility());
     addEventListener("online", () => this.retry());
@@ -85,8 +86,11 @@ export class Connection {
 
   async watch() {
     const controller = (this.watching = new AbortController());
+    let hasTold = false;
     try {
       await api.watch(controller.signal, (name, data) => {
+        hasTold = true;
+        this.silences = 0;
         if (name === "stats" && data.phase === "draining" && this.phase === "ready") this.enter("draining");
         this.onEvent(name, data);
       });
@@ -94,6 +98,10 @@ export class Connection {
       // `check` finds out what is wrong
     }
     if (this.watching === controller) this.watching = null;
-    if (!controller.signal.aborted) this.check();
+    if (controller.signal.aborted) return;
+    if (hasTold) return this.check();
+    // A server, or a proxy before it, that has no statistics for us: the chat works without, so ask less and less often.
+    this.silences += 1;
+    this.timer = setTimeout(() => this.check(), 1000 * 2 ** Math.min(this.silences, 6));
   }
 }

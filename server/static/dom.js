@@ -18,6 +18,7 @@ const ICONS = {
   down: "M12 5v14M6 13l6 6 6-6",
   trash: "M5 7h14M10 7V4h4v3M7 7l1 13h8l1-13",
   save: "M12 4v11M7 11l5 5 5-5M5 20h14",
+  load: "M12 15V4M7 9l5-5 5 5M5 20h14",
   pulse: "M3 12h4l3-8 4 16 3-8h4",
   sliders: "M4 7h9M17 7h3M4 17h3M11 17h9M15 4.5v5M9 14.5v5",
   keyboard: "M3 7h18v10H3zM7 14h10M7 10.5h.01M11 10.5h.01M15 10.5h.01",
@@ -49,12 +50,20 @@ export function svg(tag, attributes = {}, ...children) {
 }
 
 export function icon(name) {
-  return svg("svg", { viewBox: "0 0 24 24", class: "icon", "aria-hidden": "true" }, svg("path", { d: ICONS[name] }));
+  return svg(
+    "svg",
+    { viewBox: "0 0 24 24", class: "icon", "aria-hidden": "true" },
+    svg("path", { d: ICONS[name] }),
+  );
 }
 
 /** A button that shows an icon; its words are its label and its tooltip. */
 export function iconButton(name, label, onclick, kind = "") {
-  return h("button", { type: "button", class: `icon-button ${kind}`, "aria-label": label, title: label, onclick }, icon(name));
+  return h(
+    "button",
+    { type: "button", class: `icon-button ${kind}`, "aria-label": label, title: label, onclick },
+    icon(name),
+  );
 }
 
 /** Icons of buttons that stand in the document itself. */

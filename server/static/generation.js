@@ -3,7 +3,19 @@
 import { chat } from "./api.js";
 import { contentOf } from "./store.js";
 
-const SAMPLING = ["model", "temperature", "top_p", "top_k", "min_p", "max_tokens", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "stop"];
+const SAMPLING = [
+  "model",
+  "temperature",
+  "top_p",
+  "top_k",
+  "min_p",
+  "max_tokens",
+  "repetition_penalty",
+  "presence_penalty",
+  "frequency_penalty",
+  "seed",
+  "stop",
+];
 
 /** The body for an answer to `messages`. Settings that are empty are not sent: the server has its own defaults. */
 export function bodyOf(messages, settings, continues) {
@@ -70,6 +82,10 @@ class Clock {
 
   finish(usage, timings) {
     this.stats.tokens = usage.completion_tokens;
-    this.stats.server = { ...timings, prompt: usage.prompt_tokens, cached: usage.prompt_tokens_details?.cached_tokens ?? 0 };
+    this.stats.server = {
+      ...timings,
+      prompt: usage.prompt_tokens,
+      cached: usage.prompt_tokens_details?.cached_tokens ?? 0,
+    };
   }
 }

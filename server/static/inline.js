@@ -135,10 +135,13 @@ class Scanner {
     }
     const children = inline(this.text.slice(this.at + size, end), this.depth + 1);
     const node =
-      character === "~" ? h("del", {}, ...children)
-      : size === 1 ? h("em", {}, ...children)
-      : size === 2 ? h("strong", {}, ...children)
-      : h("strong", {}, h("em", {}, ...children));
+      character === "~"
+        ? h("del", {}, ...children)
+        : size === 1
+          ? h("em", {}, ...children)
+          : size === 2
+            ? h("strong", {}, ...children)
+            : h("strong", {}, h("em", {}, ...children));
     return this.push(node, end + size);
   }
 

@@ -45,14 +45,22 @@ function readBlock(lines, at, depth) {
   const fence = FENCE.exec(line);
   if (fence) return readCode(lines, at, fence);
   const heading = HEADING.exec(line);
-  if (heading) return { kind: "heading", level: heading[1].length, text: heading[2].replace(/ #+$/, ""), end: at + 1 };
+  if (heading)
+    return { kind: "heading", level: heading[1].length, text: heading[2].replace(/ #+$/, ""), end: at + 1 };
   if (RULE.test(line)) return { kind: "rule", end: at + 1 };
   if (depth < MAX_DEPTH && QUOTE.test(line)) return readQuote(lines, at, depth);
   if (depth < MAX_DEPTH && ITEM.test(line)) return readList(lines, at, depth);
   if (isTable(lines, at)) return readTable(lines, at);
   let end = at + 1;
   while (end < lines.length && lines[end].trim() && !interrupts(lines, end)) end += 1;
-  return { kind: "paragraph", text: lines.slice(at, end).map((part) => part.trim()).join("\n"), end };
+  return {
+    kind: "paragraph",
+    text: lines
+      .slice(at, end)
+      .map((part) => part.trim())
+      .join("\n"),
+    end,
+  };
 }
 
 function interrupts(lines, at) {
@@ -68,7 +76,8 @@ function readCode(lines, at, fence) {
   let end = at + 1;
   for (; end < lines.length; end += 1) {
     const closing = lines[end].trim();
-    if (closing.length >= marks.length && closing === marks[0].repeat(closing.length)) return { kind: "code", language, text: body.join("\n"), end: end + 1 };
+    if (closing.length >= marks.length && closing === marks[0].repeat(closing.length))
+      return { kind: "code", language, text: body.join("\n"), end: end + 1 };
     body.push(lines[end].replace(strip, ""));
   }
   return { kind: "code", language, text: body.join("\n"), end };
@@ -92,7 +101,13 @@ function readList(lines, at, depth) {
   let isLoose = false;
   while (end < lines.length) {
     const item = ITEM.exec(lines[end]);
-    if (!item || item[1].length > first[1].length + 3 || /\d/.test(item[2]) !== isOrdered || RULE.test(lines[end])) break;
+    if (
+      !item ||
+      item[1].length > first[1].length + 3 ||
+      /\d/.test(item[2]) !== isOrdered ||
+      RULE.test(lines[end])
+    )
+      break;
     if (item[1].length < first[1].length) break;
     const body = readItem(lines, end, item);
     items.push(parse(body.lines, depth + 1));
@@ -127,11 +142,19 @@ function readItem(lines, at, item) {
 }
 
 function isTable(lines, at) {
-  return lines[at].includes("|") && at + 1 < lines.length && lines[at + 1].includes("-") && DELIMITERS.test(lines[at + 1]) && cells(lines[at]).length === cells(lines[at + 1]).length;
+  return (
+    lines[at].includes("|") &&
+    at + 1 < lines.length &&
+    lines[at + 1].includes("-") &&
+    DELIMITERS.test(lines[at + 1]) &&
+    cells(lines[at]).length === cells(lines[at + 1]).length
+  );
 }
 
 function readTable(lines, at) {
-  const align = cells(lines[at + 1]).map((cell) => (cell.endsWith(":") ? (cell.startsWith(":") ? "center" : "right") : "left"));
+  const align = cells(lines[at + 1]).map((cell) =>
+    cell.endsWith(":") ? (cell.startsWith(":") ? "center" : "right") : "left",
+  );
   const rows = [];
   let end = at + 2;
   while (end < lines.length && lines[end].trim() && lines[end].includes("|")) rows.push(cells(lines[end++]));
@@ -158,7 +181,11 @@ function build(block, depth) {
     case "quote":
       return h("blockquote", {}, ...block.blocks.map((inner) => build(inner, depth + 1)));
     case "list":
-      return h(block.isOrdered ? "ol" : "ul", { start: block.isOrdered && block.start !== 1 ? block.start : null }, ...block.items.map((item) => buildItem(item, block.isLoose, depth)));
+      return h(
+        block.isOrdered ? "ol" : "ul",
+        { start: block.isOrdered && block.start !== 1 ? block.start : null },
+        ...block.items.map((item) => buildItem(item, block.isLoose, depth)),
+      );
     case "table":
       return buildTable(block);
     case "code":
@@ -175,16 +202,36 @@ function buildItem(blocks, isLoose, depth) {
     return inline(text);
   });
   if (!task || isLoose) return h("li", {}, ...nodes);
-  return h("li", { class: "task" }, h("input", { type: "checkbox", disabled: true, checked: task[1] !== " " }), ...nodes);
+  return h(
+    "li",
+    { class: "task" },
+    h("input", { type: "checkbox", disabled: true, checked: task[1] !== " " }),
+    ...nodes,
+  );
 }
 
 function buildTable(block) {
-  const row = (tag, texts) => h("tr", {}, ...block.align.map((align, index) => h(tag, { class: `is-${align}` }, ...inline(texts[index] ?? ""))));
-  const table = h("table", {}, h("thead", {}, row("th", block.head)), h("tbody", {}, ...block.rows.map((texts) => row("td", texts))));
+  const row = (tag, texts) =>
+    h(
+      "tr",
+      {},
+      ...block.align.map((align, index) => h(tag, { class: `is-${align}` }, ...inline(texts[index] ?? ""))),
+    );
+  const table = h(
+    "table",
+    {},
+    h("thead", {}, row("th", block.head)),
+    h("tbody", {}, ...block.rows.map((texts) => row("td", texts))),
+  );
   return h("div", { class: "table", tabindex: "0" }, table);
 }
 
 export function buildCode({ text, language }) {
   const button = iconButton("copy", t("copy"), () => copyFrom(button, text));
-  return h("div", { class: "code" }, h("div", { class: "code-head" }, h("span", {}, language || t("code")), button), h("pre", { tabindex: "0" }, h("code", {}, text)));
+  return h(
+    "div",
+    { class: "code" },
+    h("div", { class: "code-head" }, h("span", {}, language || t("code")), button),
+    h("pre", { tabindex: "0" }, h("code", {}, text)),
+  );
 }

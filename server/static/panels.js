@@ -49,7 +49,9 @@ export class Panels {
     } catch {
       // not kept
     }
-    this.show(matchMedia("(min-width: 72rem)").matches && ["server", "settings"].includes(name) ? name : null);
+    this.show(
+      matchMedia("(min-width: 72rem)").matches && ["server", "settings"].includes(name) ? name : null,
+    );
   }
 
   openSidebar() {

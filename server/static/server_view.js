@@ -24,12 +24,28 @@ export class ServerView {
       const note = h("small", {});
       return { node: h("div", { class: "figure" }, value, h("span", {}, t(name)), note), value, note };
     };
-    this.figures = { running: figure("running"), waiting: figure("waitingRequests"), rate: figure("tokensPerS"), step: figure("stepTime") };
+    this.figures = {
+      running: figure("running"),
+      waiting: figure("waitingRequests"),
+      rate: figure("tokensPerS"),
+      step: figure("stepTime"),
+    };
     this.cells = Array.from({ length: COLUMNS * ROWS }, (_, index) => {
       const [x, y] = [Math.floor(index / ROWS) * CELL, (index % ROWS) * CELL];
-      return svg("rect", { x: x + 0.75, y: y + 0.75, width: CELL - 1.5, height: CELL - 1.5, rx: 2, class: "is-free" });
+      return svg("rect", {
+        x: x + 0.75,
+        y: y + 0.75,
+        width: CELL - 1.5,
+        height: CELL - 1.5,
+        rx: 2,
+        class: "is-free",
+      });
     });
-    this.blocks = svg("svg", { viewBox: `0 0 ${COLUMNS * CELL} ${ROWS * CELL}`, class: "blocks", role: "img" }, ...this.cells);
+    this.blocks = svg(
+      "svg",
+      { viewBox: `0 0 ${COLUMNS * CELL} ${ROWS * CELL}`, class: "blocks", role: "img" },
+      ...this.cells,
+    );
     this.blocksText = h("p", { class: "quiet" });
     this.rate = chart(["generated", "prompt"]);
     this.load = chart(["running", "waiting"]);
@@ -73,8 +89,12 @@ export class ServerView {
     figures.running.value.textContent = number(last.running);
     figures.running.note.textContent = t("seats", { count: about.batch_size });
     figures.waiting.value.textContent = number(last.waiting);
-    figures.rate.value.textContent = number(last.generated_tokens_per_s, last.generated_tokens_per_s < 100 ? 1 : 0);
-    figures.step.value.textContent = last.step_ms === null ? "–" : `${number(last.step_ms, last.step_ms < 100 ? 1 : 0)} ms`;
+    figures.rate.value.textContent = number(
+      last.generated_tokens_per_s,
+      last.generated_tokens_per_s < 100 ? 1 : 0,
+    );
+    figures.step.value.textContent =
+      last.step_ms === null ? "–" : `${number(last.step_ms, last.step_ms < 100 ? 1 : 0)} ms`;
     this.drawBlocks(last.blocks);
     const { history } = this;
     this.rate.draw([history.generated_tokens_per_s, history.prompt_tokens_per_s], 10);
@@ -88,9 +108,18 @@ export class ServerView {
     const usedCells = used ? Math.max(1, share(used)) : 0; // what is there shows
     const cachedCells = cached ? Math.max(1, share(cached)) : 0;
     this.cells.forEach((cell, index) => {
-      cell.setAttribute("class", index < usedCells ? "is-used" : index < usedCells + cachedCells ? "is-cached" : "is-free");
+      cell.setAttribute(
+        "class",
+        index < usedCells ? "is-used" : index < usedCells + cachedCells ? "is-cached" : "is-free",
+      );
     });
-    const counts = { used: number(used), cached: number(cached), free: number(free), all: number(all), size: this.about.model?.block_size ?? "" };
+    const counts = {
+      used: number(used),
+      cached: number(cached),
+      free: number(free),
+      all: number(all),
+      size: this.about.model?.block_size ?? "",
+    };
     this.blocksText.textContent = t("blocksText", counts);
     this.blocks.setAttribute("aria-label", this.blocksText.textContent);
   }
@@ -106,7 +135,9 @@ export class ServerView {
     ];
     if (about.model) facts.push(["context", t("tokens", { count: number(about.model.max_model_len) })]);
     facts.push(["version", about.version]);
-    this.facts.replaceChildren(...facts.flatMap(([name, value]) => [h("dt", {}, t(name)), h("dd", {}, value)]));
+    this.facts.replaceChildren(
+      ...facts.flatMap(([name, value]) => [h("dt", {}, t(name)), h("dd", {}, value)]),
+    );
   }
 }
 
@@ -114,14 +145,27 @@ export class ServerView {
 function chart(names) {
   const area = svg("path", { class: `area is-${names[0]}` });
   const lines = names.map((name) => svg("path", { class: `line is-${name}` }));
-  const grid = [0.25, 0.5, 0.75].map((part) => svg("path", { class: "grid", d: `M0 ${HEIGHT * part}H${WIDTH}` }));
-  const node = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, class: "chart", preserveAspectRatio: "none", role: "img" }, ...grid, area, ...lines);
+  const grid = [0.25, 0.5, 0.75].map((part) =>
+    svg("path", { class: "grid", d: `M0 ${HEIGHT * part}H${WIDTH}` }),
+  );
+  const node = svg(
+    "svg",
+    { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, class: "chart", preserveAspectRatio: "none", role: "img" },
+    ...grid,
+    area,
+    ...lines,
+  );
   const peak = h("span", { class: "peak" });
   const draw = (columns, least) => {
     const top = Math.max(least, ...columns.flat()) * 1.08;
     const paths = columns.map((values) => {
       const from = LENGTH - values.length;
-      return values.map((value, index) => `${(((from + index) * WIDTH) / (LENGTH - 1)).toFixed(1)} ${(HEIGHT - (value / top) * (HEIGHT - 2)).toFixed(1)}`).join("L");
+      return values
+        .map(
+          (value, index) =>
+            `${(((from + index) * WIDTH) / (LENGTH - 1)).toFixed(1)} ${(HEIGHT - (value / top) * (HEIGHT - 2)).toFixed(1)}`,
+        )
+        .join("L");
     });
     paths.forEach((path, index) => lines[index].setAttribute("d", path && `M${path}`));
     const start = (((LENGTH - columns[0].length) * WIDTH) / (LENGTH - 1)).toFixed(1);

@@ -4,10 +4,26 @@ import { h } from "./dom.js";
 import { number, t } from "./texts.js";
 
 const NUMBERS = [
-  { name: "temperature", text: "temperature", help: "temperatureHelp", min: 0, max: 2, step: 0.1, range: true },
+  {
+    name: "temperature",
+    text: "temperature",
+    help: "temperatureHelp",
+    min: 0,
+    max: 2,
+    step: 0.1,
+    range: true,
+  },
   { name: "top_p", text: "topP", min: 0, max: 1, step: 0.05, range: true },
   { name: "max_tokens", text: "maxTokens", min: 1, max: 2147483647, step: 1, empty: "maxTokensDefault" },
-  { name: "seed", text: "seed", help: "seedHelp", min: 0, max: Number.MAX_SAFE_INTEGER, step: 1, empty: "seedDefault" },
+  {
+    name: "seed",
+    text: "seed",
+    help: "seedHelp",
+    min: 0,
+    max: Number.MAX_SAFE_INTEGER,
+    step: 1,
+    empty: "seedDefault",
+  },
 ];
 const MORE = [
   { name: "top_k", text: "topK", min: 0, max: 2147483647, step: 1 },
@@ -27,13 +43,23 @@ export class SettingsForm {
   show(settings, defaults, models) {
     this.settings = settings;
     this.defaults = defaults;
-    const reset = h("button", { type: "button", class: "button", onclick: () => this.reset(models) }, t("reset"));
+    const reset = h(
+      "button",
+      { type: "button", class: "button", onclick: () => this.reset(models) },
+      t("reset"),
+    );
     this.element.replaceChildren(
       h("p", { class: "quiet" }, t("settingsScope")),
       ...(models.length > 1 ? [this.modelField(models)] : []),
       this.textField("system", "system", { rows: 5, placeholder: t("systemPlaceholder") }),
       ...NUMBERS.map((field) => this.numberField(field)),
-      h("details", { class: "more" }, h("summary", {}, t("more")), ...MORE.map((field) => this.numberField(field)), this.stopField()),
+      h(
+        "details",
+        { class: "more" },
+        h("summary", {}, t("more")),
+        ...MORE.map((field) => this.numberField(field)),
+        this.stopField(),
+      ),
       reset,
     );
   }
@@ -53,12 +79,35 @@ export class SettingsForm {
   numberField({ name, text, help, min, max, step, empty, range }) {
     const id = `setting-${name}`;
     const fallback = this.defaults[name] ?? empty ?? "";
-    const shown = typeof fallback === "number" ? number(fallback, fallback % 1 ? 2 : 0) : fallback && t(fallback);
-    const input = h("input", { id, class: "field", type: "number", inputmode: "decimal", min, max, step: "any", placeholder: shown, value: this.settings[name] ?? "", "aria-describedby": help ? `${id}-help` : null });
-    const slider = range && h("input", { type: "range", min, max, step, tabindex: "-1", "aria-hidden": "true", value: this.settings[name] ?? (typeof fallback === "number" ? fallback : max) });
+    const shown =
+      typeof fallback === "number" ? number(fallback, fallback % 1 ? 2 : 0) : fallback && t(fallback);
+    const input = h("input", {
+      id,
+      class: "field",
+      type: "number",
+      inputmode: "decimal",
+      min,
+      max,
+      step: "any",
+      placeholder: shown,
+      value: this.settings[name] ?? "",
+      "aria-describedby": help ? `${id}-help` : null,
+    });
+    const slider =
+      range &&
+      h("input", {
+        type: "range",
+        min,
+        max,
+        step,
+        tabindex: "-1",
+        "aria-hidden": "true",
+        value: this.settings[name] ?? (typeof fallback === "number" ? fallback : max),
+      });
     const take = () => {
       const value = input.value === "" ? "" : Number(input.value);
-      const isValid = value === "" || (value >= min && value <= max && (step !== 1 || Number.isInteger(value)));
+      const isValid =
+        value === "" || (value >= min && value <= max && (step !== 1 || Number.isInteger(value)));
       input.setAttribute("aria-invalid", String(!isValid));
       if (isValid) this.set(name, value);
       if (slider && isValid && value !== "") slider.value = value;
@@ -68,7 +117,13 @@ export class SettingsForm {
       input.value = slider.value;
       take();
     });
-    return h("div", { class: "setting" }, h("label", { for: id }, t(text)), h("div", { class: "setting-inputs" }, slider, input), help && h("p", { class: "quiet", id: `${id}-help` }, t(help)));
+    return h(
+      "div",
+      { class: "setting" },
+      h("label", { for: id }, t(text)),
+      h("div", { class: "setting-inputs" }, slider, input),
+      help && h("p", { class: "quiet", id: `${id}-help` }, t(help)),
+    );
   }
 
   textField(name, text, properties) {
@@ -79,7 +134,13 @@ export class SettingsForm {
   }
 
   stopField() {
-    const area = h("textarea", { id: "setting-stop", class: "field", rows: 2, value: (this.settings.stop ?? []).join("\n"), placeholder: t("stopHelp") });
+    const area = h("textarea", {
+      id: "setting-stop",
+      class: "field",
+      rows: 2,
+      value: (this.settings.stop ?? []).join("\n"),
+      placeholder: t("stopHelp"),
+    });
     area.addEventListener("input", () => {
       const lines = area.value.split("\n").filter((line) => line);
       this.set("stop", lines.length ? lines.slice(0, 16) : null);
@@ -88,7 +149,11 @@ export class SettingsForm {
   }
 
   modelField(models) {
-    const select = h("select", { id: "setting-model", class: "field" }, ...models.map((id) => h("option", { value: id }, id)));
+    const select = h(
+      "select",
+      { id: "setting-model", class: "field" },
+      ...models.map((id) => h("option", { value: id }, id)),
+    );
     select.value = this.settings.model ?? models[0];
     select.addEventListener("change", () => this.set("model", select.value));
     return h("div", { class: "setting wide" }, h("label", { for: "setting-model" }, t("model")), select);

@@ -25,7 +25,12 @@ export function isTouch() {
 }
 
 export function fileName(title) {
-  return title.replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-+|-+$/g, "").slice(0, 60) || "conversation";
+  return (
+    title
+      .replace(/[^\p{L}\p{N}]+/gu, "-")
+      .replace(/^-+|-+$/g, "")
+      .slice(0, 60) || "conversation"
+  );
 }
 
 export function announce(text) {
@@ -45,7 +50,9 @@ export function ask(text) {
   byId("ask-text").textContent = text;
   dialog.returnValue = "no";
   dialog.showModal();
-  return new Promise((resolve) => dialog.addEventListener("close", () => resolve(dialog.returnValue === "yes"), { once: true }));
+  return new Promise((resolve) =>
+    dialog.addEventListener("close", () => resolve(dialog.returnValue === "yes"), { once: true }),
+  );
 }
 
 export function askForKey(wasWrong) {
@@ -58,11 +65,19 @@ export function askForKey(wasWrong) {
 
 export function showState({ phase, retryAt, message, progress }, about) {
   byId("status").dataset.phase = phase;
-  const words = { ready: about?.model?.id ?? t("ready"), loading: progress == null ? t("loading") : `${t("loading")} ${Math.round(progress * 100)} %`, connecting: t("connecting") };
+  const words = {
+    ready: about?.model?.id ?? t("ready"),
+    loading: progress == null ? t("loading") : `${t("loading")} ${Math.round(progress * 100)} %`,
+    connecting: t("connecting"),
+  };
   byId("status-text").textContent = words[phase] ?? t("noStats");
   byId("send").disabled = phase !== "ready";
   clearInterval(bannerTimer);
-  const texts = { gone: () => `${t("gone")} ${t("retryIn", { s: Math.max(1, Math.ceil((retryAt - Date.now()) / 1000)) })}`, draining: () => t("draining"), dead: () => t("dead", { message: message ?? "" }) };
+  const texts = {
+    gone: () => `${t("gone")} ${t("retryIn", { s: Math.max(1, Math.ceil((retryAt - Date.now()) / 1000)) })}`,
+    draining: () => t("draining"),
+    dead: () => t("dead", { message: message ?? "" }),
+  };
   const text = texts[phase];
   byId("banner").hidden = !text;
   byId("retry").hidden = phase !== "gone";
@@ -112,7 +127,10 @@ function switchTheme() {
 }
 
 function showHelp() {
-  const list = SHORTCUTS.flatMap(([keys, text]) => [h("dt", {}, ...keys.split("+").map((key) => h("kbd", {}, key))), h("dd", {}, t(text))]);
+  const list = SHORTCUTS.flatMap(([keys, text]) => [
+    h("dt", {}, ...keys.split("+").map((key) => h("kbd", {}, key))),
+    h("dd", {}, t(text)),
+  ]);
   byId("shortcuts").replaceChildren(...list);
   byId("help-dialog").showModal();
 }
@@ -154,9 +172,18 @@ function onKey(event, shortcuts) {
   }
   const isTyping = event.target.matches?.("input, textarea, select");
   const actions = event.altKey
-    ? { KeyN: shortcuts.new, KeyR: shortcuts.again, KeyS: () => shortcuts.panel("server"), KeyO: () => shortcuts.panel("settings") }
+    ? {
+        KeyN: shortcuts.new,
+        KeyR: shortcuts.again,
+        KeyS: () => shortcuts.panel("server"),
+        KeyO: () => shortcuts.panel("settings"),
+      }
     : {};
-  const action = actions[event.code] ?? (!isTyping && !event.ctrlKey && !event.metaKey ? { "/": () => prompt.focus(), "?": showHelp }[event.key] : null);
+  const action =
+    actions[event.code] ??
+    (!isTyping && !event.ctrlKey && !event.metaKey
+      ? { "/": () => prompt.focus(), "?": showHelp }[event.key]
+      : null);
   if (!action) return;
   event.preventDefault();
   action();

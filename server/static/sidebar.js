@@ -21,14 +21,29 @@ export class Sidebar {
       ["today", found.filter((conversation) => conversation.updated >= midnight)],
       ["earlier", found.filter((conversation) => conversation.updated < midnight)],
     ];
-    const parts = groups.filter(([, members]) => members.length).flatMap(([name, members]) => [h("li", { class: "group" }, t(name)), ...members.map((member) => this.entry(member))]);
+    const parts = groups
+      .filter(([, members]) => members.length)
+      .flatMap(([name, members]) => [
+        h("li", { class: "group" }, t(name)),
+        ...members.map((member) => this.entry(member)),
+      ]);
     this.list.replaceChildren(...parts);
     if (words && !found.length) this.list.append(h("li", { class: "group" }, t("noMatches")));
   }
 
   entry(conversation) {
     const isCurrent = conversation.id === this.current;
-    const open = h("button", { type: "button", class: "conversation", "aria-current": isCurrent ? "page" : null, title: conversation.title, onclick: () => this.actions.open(conversation.id) }, conversation.title || t("untitled"));
+    const open = h(
+      "button",
+      {
+        type: "button",
+        class: "conversation",
+        "aria-current": isCurrent ? "page" : null,
+        title: conversation.title,
+        onclick: () => this.actions.open(conversation.id),
+      },
+      conversation.title || t("untitled"),
+    );
     const item = h(
       "li",
       { class: isCurrent ? "is-current" : "" },
@@ -45,7 +60,12 @@ export class Sidebar {
   }
 
   rename(item, conversation) {
-    const input = h("input", { class: "field", value: conversation.title, "aria-label": t("rename"), maxlength: 120 });
+    const input = h("input", {
+      class: "field",
+      value: conversation.title,
+      "aria-label": t("rename"),
+      maxlength: 120,
+    });
     let isDone = false;
     const finish = (keeps) => {
       if (isDone) return;

@@ -37,9 +37,19 @@ export function reload(key) {
 function isConversation(value) {
   const isAnswer = (answer) => typeof answer?.content === "string";
   const isMessage = (message) =>
-    message?.role === "user" ? typeof message.content === "string"
-    : message?.role === "assistant" && Array.isArray(message.answers) && message.answers.length > 0 && message.answers.every(isAnswer) && message.answers[message.at];
-  return typeof value?.id === "string" && Array.isArray(value.messages) && value.messages.every(isMessage) && typeof value.title === "string";
+    message?.role === "user"
+      ? typeof message.content === "string"
+      : message?.role === "assistant" &&
+        Array.isArray(message.answers) &&
+        message.answers.length > 0 &&
+        message.answers.every(isAnswer) &&
+        message.answers[message.at];
+  return (
+    typeof value?.id === "string" &&
+    Array.isArray(value.messages) &&
+    value.messages.every(isMessage) &&
+    typeof value.title === "string"
+  );
 }
 
 /** Newest first. */
@@ -53,8 +63,17 @@ export function get(id) {
 
 /** A new one with the settings used last; it is kept once it has a message. */
 export function create() {
-  const id = Array.from(crypto.getRandomValues(new Uint8Array(9)), (byte) => byte.toString(36).padStart(2, "0")).join("");
-  return { id, title: "", created: Date.now(), updated: Date.now(), settings: read(SETTINGS) ?? {}, messages: [] };
+  const id = Array.from(crypto.getRandomValues(new Uint8Array(9)), (byte) =>
+    byte.toString(36).padStart(2, "0"),
+  ).join("");
+  return {
+    id,
+    title: "",
+    created: Date.now(),
+    updated: Date.now(),
+    settings: read(SETTINGS) ?? {},
+    messages: [],
+  };
 }
 
 export function save(conversation, { touch = true } = {}) {
@@ -111,6 +130,7 @@ export function contentOf(message) {
 export function asMarkdown(conversation, names) {
   const parts = [`# ${conversation.title}`];
   if (conversation.settings.system) parts.push(`## ${names.system}\n\n${conversation.settings.system}`);
-  for (const message of conversation.messages) parts.push(`## ${names[message.role]}\n\n${contentOf(message)}`);
+  for (const message of conversation.messages)
+    parts.push(`## ${names[message.role]}\n\n${contentOf(message)}`);
   return parts.join("\n\n") + "\n";
 }

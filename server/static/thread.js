@@ -34,8 +34,19 @@ export class Thread {
     const answer = message.answers[message.at];
     const body = h("div", { class: "markdown" });
     const foot = h("div", { class: "foot" });
-    const thoughts = h("details", { class: "thoughts", hidden: true }, h("summary", {}, t("thinking")), h("div", { class: "markdown" }));
-    const article = h("article", { class: "message assistant", "data-role": "assistant" }, thoughts, body, foot);
+    const thoughts = h(
+      "details",
+      { class: "thoughts", hidden: true },
+      h("summary", {}, t("thinking")),
+      h("div", { class: "markdown" }),
+    );
+    const article = h(
+      "article",
+      { class: "message assistant", "data-role": "assistant" },
+      thoughts,
+      body,
+      foot,
+    );
     const parts = { message, answer, body, foot, thoughts, article };
     if (isBusy && isLast) this.live = parts;
     this.fill(parts, { isBusy: isBusy && isLast, isLast, isLocked: isBusy });
@@ -48,8 +59,15 @@ export class Thread {
     const copy = iconButton("copy", t("copy"), () => copyFrom(copy, message.content), "small");
     tools.append(copy);
     const isLastOfUser = index >= this.conversation.messages.length - 2;
-    if (isLastOfUser && !isBusy) tools.append(iconButton("edit", t("edit"), () => this.edit(index), "small is-edit"));
-    return h("article", { class: "message user", "data-role": "user" }, h("span", { class: "visually-hidden" }, t("you")), text, tools);
+    if (isLastOfUser && !isBusy)
+      tools.append(iconButton("edit", t("edit"), () => this.edit(index), "small is-edit"));
+    return h(
+      "article",
+      { class: "message user", "data-role": "user" },
+      h("span", { class: "visually-hidden" }, t("you")),
+      text,
+      tools,
+    );
   }
 
   /** Called for each frame while an answer streams. */
@@ -86,46 +104,79 @@ export class Thread {
       tools.append(copy);
       if (isLast && !isLocked) {
         tools.append(iconButton("redo", t("regenerate"), () => this.actions.regenerate(), "small is-again"));
-        if (answer.content) tools.append(iconButton("forward", t("continue"), () => this.actions.resume(), "small is-continue"));
+        if (answer.content)
+          tools.append(
+            iconButton("forward", t("continue"), () => this.actions.resume(), "small is-continue"),
+          );
       }
       if (message.answers.length > 1) tools.append(this.buildChooser(message, isLocked));
     }
     const stats = describe(answer);
-    if (stats.length) tools.append(h("span", { class: "stats", title: breakdown(answer.stats?.server) }, ...stats));
+    if (stats.length)
+      tools.append(h("span", { class: "stats", title: breakdown(answer.stats?.server) }, ...stats));
     parts.push(tools);
     return parts;
   }
 
   buildError(error, canRetry) {
     const text =
-      error.code === "lost" || error.message === "lost" ? t("lost")
-      : error.message === "unreachable" ? t("gone")
-      : error.status === 429 ? t("queueFull", { s: error.retryAfterS ?? 1 })
-      : error.message;
-    const retry = canRetry && h("button", { type: "button", class: "button small", onclick: () => this.actions.regenerate() }, icon("redo"), t("resend"));
+      error.code === "lost" || error.message === "lost"
+        ? t("lost")
+        : error.message === "unreachable"
+          ? t("gone")
+          : error.status === 429
+            ? t("queueFull", { s: error.retryAfterS ?? 1 })
+            : error.message;
+    const retry =
+      canRetry &&
+      h(
+        "button",
+        { type: "button", class: "button small", onclick: () => this.actions.regenerate() },
+        icon("redo"),
+        t("resend"),
+      );
     return h("div", { class: "error", role: "alert" }, h("span", {}, text), retry);
   }
 
   buildChooser(message, isLocked) {
     const step = (by) => this.actions.choose(message, message.at + by);
-    const [before, after] = [iconButton("left", t("previous"), () => step(-1), "small"), iconButton("right", t("next"), () => step(1), "small")];
+    const [before, after] = [
+      iconButton("left", t("previous"), () => step(-1), "small"),
+      iconButton("right", t("next"), () => step(1), "small"),
+    ];
     before.disabled = isLocked || message.at === 0;
     after.disabled = isLocked || message.at === message.answers.length - 1;
-    return h("span", { class: "chooser" }, before, t("of", { at: message.at + 1, all: message.answers.length }), after);
+    return h(
+      "span",
+      { class: "chooser" },
+      before,
+      t("of", { at: message.at + 1, all: message.answers.length }),
+      after,
+    );
   }
 
   /** The last message of the user as a form. */
   edit(index = this.conversation.messages.findLastIndex((message) => message.role === "user")) {
     const message = this.conversation.messages[index];
     if (!message) return;
-    const area = h("textarea", { class: "field", rows: Math.min(12, message.content.split("\n").length + 1), "aria-label": t("edit"), value: message.content });
+    const area = h("textarea", {
+      class: "field",
+      rows: Math.min(12, message.content.split("\n").length + 1),
+      "aria-label": t("edit"),
+      value: message.content,
+    });
     const leave = () => this.actions.redraw();
     const submit = () => area.value.trim() && this.actions.resend(index, area.value.trim());
     const form = h(
       "form",
       { class: "edit" },
       area,
-      h("div", { class: "row" }, h("button", { type: "button", class: "button", onclick: leave }, t("cancel")), h("button", { type: "submit", class: "button primary" }, t("send"))),
+      h(
+        "div",
+        { class: "row" },
+        h("button", { type: "button", class: "button", onclick: leave }, t("cancel")),
+        h("button", { type: "submit", class: "button primary" }, t("send")),
+      ),
     );
     form.addEventListener("submit", (event) => {
       event.preventDefault();
@@ -161,9 +212,15 @@ export class Thread {
 function describe(answer) {
   const { stats, finish } = answer;
   const parts = [];
-  if (stats?.ttftMs != null) parts.push(t("ttft", { ms: stats.ttftMs < 1000 ? `${Math.round(stats.ttftMs)} ms` : `${number(stats.ttftMs / 1000, 1)} s` }));
+  if (stats?.ttftMs != null)
+    parts.push(
+      t("ttft", {
+        ms: stats.ttftMs < 1000 ? `${Math.round(stats.ttftMs)} ms` : `${number(stats.ttftMs / 1000, 1)} s`,
+      }),
+    );
   if (stats?.rate) parts.push(t("rate", { rate: number(stats.rate, stats.rate < 100 ? 1 : 0) }));
-  if (stats?.tokens) parts.push(stats.tokens === 1 ? t("oneToken") : t("tokens", { count: number(stats.tokens) }));
+  if (stats?.tokens)
+    parts.push(stats.tokens === 1 ? t("oneToken") : t("tokens", { count: number(stats.tokens) }));
   if (finish === "stopped" || finish === "length") parts.push(t(finish));
   return parts.map((part) => h("span", {}, part));
 }
@@ -172,6 +229,12 @@ function breakdown(server) {
   if (!server || server.queue_ms == null) return null;
   const ms = (value) => number(value, 1);
   const { prompt, cached, preemptions } = server;
-  return t("breakdown", { queue: ms(server.queue_ms), prefill: ms(server.prefill_ms), decode: ms(server.decode_ms), prompt, cached, preemptions });
+  return t("breakdown", {
+    queue: ms(server.queue_ms),
+    prefill: ms(server.prefill_ms),
+    decode: ms(server.decode_ms),
+    prompt,
+    cached,
+    preemptions,
+  });
 }
-

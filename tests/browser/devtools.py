@@ -75,7 +75,7 @@ class Page:
         deadline_s = asyncio.get_running_loop().time() + timeout_s
         while (value := await self.run(script)) in (None, False, 0, ""):
             if asyncio.get_running_loop().time() > deadline_s:
-                raise Failure(f"not within {timeout_s:g} s: {script}; console: {self.console}")
+                raise Failure(f"not within {timeout_s:g} s: {script}; console: {self.console[-3:]}")
             await asyncio.sleep(0.02)
         return value
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from aiohttp import web
 from chat_page import finished, send
@@ -13,8 +15,21 @@ pytestmark = pytest.mark.browser
 
 @pytest.fixture
 async def stand_in():
-    """A server of a few lines that serves the real page: `(url, state, restart)`."""
-    state = {"health": (200, {"status": "ready"}), "key": None, "chat": None, "port": 0}
+    """A server of a few lines that serves the real page: `(url, state)`. `gone` cuts every connection."""
+    state = {
+        "health": (200, {"status": "ready"}),
+        "key": None,
+        "chat": None,
+        "gone": False,
+        "stats": 0,
+    }
+
+    @web.middleware
+    async def cut(request, handler):
+        if state["gone"]:
+            request.transport.abort()
+            return web.Response()
+        return await handler(request)
 
     async def health(request):
         status, body = state["health"]
@@ -22,35 +37,32 @@ async def stand_in():
 
     async def models(request):
         if state["key"] and request.headers.get("authorization") != f"Bearer {state['key']}":
-            return web.json_response(
-                {"error": {"message": "no", "code": "invalid_api_key"}}, status=401
-            )
+            error = {"message": "no", "code": "invalid_api_key"}
+            return web.json_response({"error": error}, status=401)
         return web.json_response({"data": [{"id": "one"}, {"id": "two"}]})
 
     async def chat(request):
         state["asked"] = await request.json()
         return await state["chat"](request)
 
-    app = web.Application()
+    async def stats(request):
+        state["stats"] += 1
+        return web.Response(status=404)
+
+    app = web.Application(middlewares=[cut])
     app.add_routes(pages.routes())
     app.add_routes(
         [
             web.get("/health", health),
             web.get("/v1/models", models),
+            web.get("/stats/stream", stats),
             web.post("/v1/chat/completions", chat),
         ]
     )
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
-
-    async def start():
-        site = web.TCPSite(runner, "127.0.0.1", state["port"], reuse_address=True)
-        await site.start()
-        state["port"] = runner.addresses[0][1]
-        return site
-
-    state["site"], state["start"] = await start(), start
-    yield f"http://127.0.0.1:{state['port']}/", state
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    yield f"http://127.0.0.1:{runner.addresses[0][1]}/", state
     await runner.cleanup()
 
 
@@ -98,7 +110,7 @@ async def test_a_server_that_goes_away_is_told_and_found_again(browser, stand_in
     await page.until(phase("ready"))
 
     async def break_off(request):
-        await state["site"].stop()
+        state["gone"] = True
         request.transport.abort()
         return web.Response()
 
@@ -107,7 +119,7 @@ async def test_a_server_that_goes_away_is_told_and_found_again(browser, stand_in
     await page.until("document.querySelector('.error') !== null")
     await page.until(phase("gone"))
     assert "cannot be reached" in await page.run("document.querySelector('#banner').textContent")
-    await state["start"]()
+    state["gone"] = False
     await page.click("#retry")
     await page.until(phase("ready"))
     assert await page.run("document.querySelector('#banner').hidden")
@@ -163,3 +175,12 @@ async def test_a_full_server_says_when_to_come_back(browser, stand_in):
     await send(page, "hello")
     await page.until("document.querySelector('.error') !== null")
     assert "in 7 s" in await page.run("document.querySelector('.error').textContent")
+
+
+async def test_a_server_without_statistics_is_not_asked_for_them_again_and_again(browser, stand_in):
+    url, state = stand_in
+    page = await browser.open(url)
+    await page.until(phase("ready"))
+    await asyncio.sleep(1.5)
+    assert state["stats"] == 1
+    assert not await page.run("document.querySelector('#send').disabled")
