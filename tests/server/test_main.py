@@ -143,6 +143,18 @@ async def test_sigterm_while_idle_ends_the_process_at_once():
         assert time.monotonic() - started_s < 2
 
 
+async def test_who_watches_the_server_does_not_hold_up_its_end_and_sees_a_clean_one():
+    async with dummy() as (process, url), aiohttp.ClientSession() as session:
+        async with session.get(f"{url}/stats/stream") as response:
+            assert (await response.content.readline()) == b"event: hello\n"
+            started_s = time.monotonic()
+            process.send_signal(signal.SIGTERM)
+            rest = await asyncio.wait_for(response.read(), 5)  # raises if the stream is cut
+        assert rest.endswith(b"\n\n")
+        assert await asyncio.wait_for(process.wait(), 5) == 0
+        assert time.monotonic() - started_s < 2
+
+
 async def test_sigterm_while_loading_ends_the_process_at_once():
     process = await asyncio.create_subprocess_exec(
         sys.executable, DUMMY, "0", "--model", "slow", stdout=-1, stderr=-1
