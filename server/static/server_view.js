@@ -91,7 +91,7 @@ export class ServerView {
     figures.waiting.value.textContent = number(last.waiting);
     figures.rate.value.textContent = number(
       last.generated_tokens_per_s,
-      last.generated_tokens_per_s < 100 ? 1 : 0,
+      last.generated_tokens_per_s % 1 && last.generated_tokens_per_s < 100 ? 1 : 0,
     );
     figures.step.value.textContent =
       last.step_ms === null ? "–" : `${number(last.step_ms, last.step_ms < 100 ? 1 : 0)} ms`;
