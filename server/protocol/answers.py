@@ -62,6 +62,7 @@ class Timings(Exact):
     decode_ms: float | None
     tokens_per_second: float | None
     preemptions: int
+    cached_tokens: int
 
 
 class TokenEvent(Exact):
