@@ -29,7 +29,7 @@ from server.protocol.sampling_fields import (
 
 BETWEEN_BLOCKS = "\n\n"
 _ROLES = ("user", "assistant")
-_REFUSED: Mapping[str, tuple[object, ...]] = {
+REFUSED_FIELDS: Mapping[str, tuple[object, ...]] = {
     **REFUSED,
     "tools": ([],),
     "tool_choice": ({"type": "auto"}, {"type": "none"}),
@@ -52,7 +52,7 @@ class MessageFields(msgspec.Struct, frozen=True):
 
 _KNOWN = (
     sampling_fields.NAMES
-    | _REFUSED.keys()
+    | REFUSED_FIELDS.keys()
     | set(MessageFields.__struct_fields__)
     | _IGNORED
     | {"messages", "system"}
@@ -96,7 +96,7 @@ def parse_count(body: Mapping[str, Any], model: ServedModel) -> ChatPrompt:
 
 
 def _check_extras(body: Mapping[str, Any], own: MessageFields) -> None:
-    refuse_unsupported(body, _REFUSED)
+    refuse_unsupported(body, REFUSED_FIELDS)
     kind = (own.thinking or {}).get("type", "disabled")
     if kind not in ("disabled", "adaptive"):  # the second leaves it to the model
         raise UnsupportedValue("thinking of this type is not supported.", param="thinking")

@@ -16,7 +16,7 @@ import orjson
 from core import __version__
 from core import errors as error_tree
 from core.errors import NoriaError
-from server.protocol import answers
+from server.protocol import answers, other_answers
 from server.protocol.operations import OPERATIONS, Operation
 from server.protocol.requests import REF_TEMPLATE, STRUCTS, request_schemas
 
@@ -69,7 +69,7 @@ def _is_part_of_request(name: str) -> bool:
 def _answer_types() -> list[type]:
     return [
         kind
-        for kind in vars(answers).values()
+        for kind in {**vars(answers), **vars(other_answers)}.values()
         if isinstance(kind, type) and issubclass(kind, answers.Exact) and kind is not answers.Exact
     ]
 
@@ -152,9 +152,19 @@ def _responses(operation: Operation) -> dict[str, Any]:
         }
     if operation.media_type:
         content[operation.media_type] = {}
-    responses: dict[str, Any] = {"200": {"description": "The answer.", "content": content}}
+    responses: dict[str, Any] = {}
+    if not operation.is_refused:
+        responses["200"] = {"description": "The answer.", "content": content}
     if operation.no_content:
         responses["204"] = {"description": operation.no_content}
+    if operation.error_shape != "ErrorBody":
+        body = {"application/json": {"schema": _ref(operation.error_shape)}}
+        words = {529: "Draining, loading, or waited too long: try again later."}
+        for status in operation.errors:
+            text = words.get(status, "As on the other routes.")
+            responses[str(status)] = {"description": text, "content": body}
+        responses["default"] = {"description": "Any other failure.", "content": body}
+        return responses
     for status in operation.errors:
         responses[str(status)] = _ref(f"Error{status}", "responses")
     if operation.path.startswith("/health"):

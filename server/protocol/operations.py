@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from server.protocol import answers
+from server.protocol import answers, other_answers
 
 WORK = (400, 401, 404, 413, 415, 429, 500, 503)  # of routes that compute
 TEXT = (400, 401, 404, 413, 415, 500, 503)  # of those that only read a body
@@ -36,6 +36,8 @@ class Operation:
     errors: tuple[int, ...] = ()
     is_open: bool = False
     no_content: str = ""  # when the answer is 204
+    is_refused: bool = False  # there for clients that ask; never answers but with an error
+    error_shape: str = "ErrorBody"
 
 
 def _v1(path: str) -> tuple[str, ...]:
@@ -50,6 +52,31 @@ _NAMED = (
     ("error", answers.ErrorBody),
 )
 _END = "The stream ends with `data: [DONE]`."
+
+Events = tuple[tuple[str, type[Struct]], ...]
+_RESPONSE_EVENTS: Events = (
+    *(
+        (f"response.{name}", other_answers.ResponseEvent)
+        for name in ("created", "in_progress", "completed", "incomplete", "failed")
+    ),
+    ("response.output_item.added", other_answers.ResponseItemEvent),
+    ("response.output_item.done", other_answers.ResponseItemEvent),
+    ("response.content_part.added", other_answers.ResponsePartEvent),
+    ("response.content_part.done", other_answers.ResponsePartEvent),
+    ("response.output_text.delta", other_answers.ResponseTextDelta),
+    ("response.output_text.done", other_answers.ResponseTextDone),
+    ("error", other_answers.ResponseErrorEvent),
+)
+_MESSAGE_EVENTS: Events = (
+    ("message_start", other_answers.MessageStart),
+    ("content_block_start", other_answers.ContentBlockStart),
+    ("ping", other_answers.BareEvent),
+    ("content_block_delta", other_answers.ContentBlockDelta),
+    ("content_block_stop", other_answers.ContentBlockStop),
+    ("message_delta", other_answers.MessageDelta),
+    ("message_stop", other_answers.BareEvent),
+    ("error", other_answers.AnthropicErrorBody),
+)
 
 OPERATIONS = (
     Operation(
@@ -77,6 +104,57 @@ OPERATIONS = (
         answer=answers.Completion,
         events=(("", answers.Completion), ("", answers.ErrorBody)),
         errors=WORK,
+    ),
+    Operation(
+        "post",
+        "/v1/responses",
+        "OpenAI",
+        "Answer a conversation in the form of the Responses API",
+        "Stateless: nothing is stored. A stream has named and numbered events and no `[DONE]`.",
+        _v1("/responses"),
+        request="ResponseRequest",
+        example={"input": "What is the capital of France?", "max_output_tokens": 64},
+        answer=other_answers.Response,
+        events=_RESPONSE_EVENTS,
+        errors=WORK,
+    ),
+    *(
+        Operation(
+            method,
+            "/v1/responses/{id}",
+            "OpenAI",
+            "Say that no response is stored",
+            aliases=_v1("/responses/{id}"),
+            errors=(401, 404),
+            is_refused=True,
+        )
+        for method in ("get", "delete")
+    ),
+    Operation(
+        "post",
+        "/v1/messages",
+        "Anthropic",
+        "Answer a conversation in the form of the Messages API",
+        "Errors have that API's shape, too. A last turn of the assistant is continued.",
+        _v1("/messages"),
+        request="MessagesRequest",
+        example={"model": "smollm2-135m-instruct", "max_tokens": 64, "messages": _HI},
+        answer=other_answers.AnthropicMessage,
+        events=_MESSAGE_EVENTS,
+        errors=(*WORK, 529),
+        error_shape="AnthropicErrorBody",
+    ),
+    Operation(
+        "post",
+        "/v1/messages/count_tokens",
+        "Anthropic",
+        "Count the tokens of a conversation",
+        aliases=_v1("/messages/count_tokens"),
+        request="CountRequest",
+        example={"model": "smollm2-135m-instruct", "messages": _HI},
+        answer=other_answers.InputTokens,
+        errors=(*TEXT, 529),
+        error_shape="AnthropicErrorBody",
     ),
     Operation(
         "get",

@@ -7,19 +7,21 @@ ignored. Tests hold the ranges against the parsers. Knows no aiohttp; used by `o
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
 
 from core import sampling_params as limits
-from server.protocol import chat, completions, native
+from server.protocol import anthropic, chat, completions, native, responses
+from server.protocol.anthropic import MessageFields
 from server.protocol.chat import ChatFields
 from server.protocol.completions import CompletionFields
 from server.protocol.fields import IGNORED_BY_OPENAI
 from server.protocol.messages import MAX_MESSAGES
 from server.protocol.openai_fields import OpenAIFields
 from server.protocol.prompts import MAX_PROMPTS
+from server.protocol.responses import ResponseFields
 from server.protocol.sampling_fields import MAX_CHOICES, MAX_LABEL_LENGTH, Defaults, SamplingFields
 from server.protocol.tokenize import DetokenizeFields, TokenizeFields
 
@@ -54,6 +56,31 @@ _MESSAGES: Schema = {
     "minItems": 1,
     "maxItems": MAX_MESSAGES,
     "description": "The conversation so far.",
+}
+_INPUT: Schema = {
+    "anyOf": [
+        {"type": "string"},
+        {"type": "array", "items": {"type": "object"}, "minItems": 1, "maxItems": MAX_MESSAGES},
+    ],
+    "description": "The conversation: a text, or items of type `message` with role and content.",
+}
+_TURNS: Schema = {
+    "type": "array",
+    "items": {
+        "type": "object",
+        "properties": {
+            "role": {"enum": ["user", "assistant"]},
+            "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART}]},
+        },
+        "required": ["role", "content"],
+    },
+    "minItems": 1,
+    "maxItems": MAX_MESSAGES,
+    "description": "The turns so far; texts and blocks of text.",
+}
+_SYSTEM: Schema = {
+    "anyOf": [{"type": "string"}, {"type": "array", "items": _PART}, {"type": "null"}],
+    "description": "The system prompt.",
 }
 _PROMPT: Schema = {**_TEXT, "description": "The text to continue."}
 _PROMPTS: Schema = {
@@ -126,6 +153,17 @@ FIELDS: Mapping[str, tuple[str, Schema]] = {
     "chat_template_kwargs": ("Scalars for the chat template.", {"maxProperties": 32}),
     "add_special_tokens": ("Whether the tokenizer's own are added; true by default.", {}),
     "prompt": ("The text.", {}),
+    "instructions": ("The system prompt.", {}),
+    "max_output_tokens": ("At most so many tokens.", _span(1, limits.MAX_TOKENS)),
+    "include": (f"`{responses.LOGPROBS}` asks for log-probabilities.", {}),
+    "text": ("The format of the answer; only `text` for now.", {}),
+    "metadata": ("Told back in the answer.", {}),
+    "stop_sequences": (
+        "Strings that end the answer.",
+        {"minLength": 1, "maxLength": limits.MAX_STOP_LENGTH, "maxItems": limits.MAX_STOPS},
+    ),
+    "thinking": ("Only `disabled` and `adaptive`.", {}),
+    "output_config": ("Without `format`.", {}),
 }
 
 
@@ -138,9 +176,7 @@ def request_schemas(struct_schemas: Mapping[str, Schema]) -> dict[str, Schema]:
             properties |= copy.deepcopy(struct_schemas[kind.__name__].get("properties", {}))
         return _finish(properties, own, required, **more)
 
-    ours, chats = {"prompt": _PROMPT}, (SamplingFields, OpenAIFields, ChatFields)
-    one = [SamplingFields]
-    refused = native.REFUSED_FIELDS
+    chats = (SamplingFields, OpenAIFields, ChatFields)
     ignored = {"ignored": IGNORED_BY_OPENAI | {"priority"}}
     schemas = {
         "ChatMessage": MESSAGE,
@@ -162,14 +198,41 @@ def request_schemas(struct_schemas: Mapping[str, Schema]) -> dict[str, Schema]:
             ("tokens",),
         ),
     }
-    lists = {"prompts": _PROMPTS}
+    schemas |= {
+        "ResponseRequest": merge(
+            (SamplingFields, ResponseFields),
+            {"input": _INPUT},
+            ("input",),
+            refused=responses.REFUSED_FIELDS,
+            **ignored,
+        ),
+        "MessagesRequest": merge(
+            (SamplingFields, MessageFields),
+            {"messages": _TURNS, "system": _SYSTEM},
+            ("model", "max_tokens", "messages"),
+            refused=anthropic.REFUSED_FIELDS,
+        ),
+        "CountRequest": merge(
+            (SamplingFields, MessageFields),
+            {"messages": _TURNS, "system": _SYSTEM},
+            ("messages",),
+            refused=anthropic.REFUSED_FIELDS,
+        ),
+    }
+    return schemas | _native_schemas(merge)
+
+
+def _native_schemas(merge: Callable[..., Schema]) -> dict[str, Schema]:
+    schemas = {}
+    ours, lists = {"prompt": _PROMPT}, {"prompts": _PROMPTS}
     for name, own, defaults in (
         ("GenerateRequest", ours, native.GENERATE_DEFAULTS),
         ("GenerateListRequest", lists, native.GENERATE_DEFAULTS),
         ("StreamRequest", ours, native.STREAM_DEFAULTS),
         ("VllmRequest", lists, native.VLLM_DEFAULTS),
     ):
-        schemas[name] = merge(one, own, tuple(own), refused=refused, defaults=_told(defaults))
+        told, refused = _told(defaults), native.REFUSED_FIELDS
+        schemas[name] = merge([SamplingFields], own, tuple(own), refused=refused, defaults=told)
         schemas[name]["properties"]["n"]["anyOf"] = [{"const": 1}, {"type": "null"}]
         is_stream = name == "StreamRequest"
         schemas[name]["properties"]["stream"]["anyOf"] = [{"const": is_stream}, {"type": "null"}]
@@ -183,6 +246,8 @@ STRUCTS = (
     CompletionFields,
     TokenizeFields,
     DetokenizeFields,
+    ResponseFields,
+    MessageFields,
 )
 
 

@@ -36,7 +36,7 @@ LOGPROBS = "message.output_text.logprobs"
 _ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
 _TEXT_PARTS = ("input_text", "output_text", "text")
 _NEEDS_STORE = ("previous_response_id", "conversation", "prompt")
-_REFUSED: Mapping[str, tuple[object, ...]] = {
+REFUSED_FIELDS: Mapping[str, tuple[object, ...]] = {
     **REFUSED,
     "background": (False,),
     "tools": ([],),
@@ -59,7 +59,7 @@ class ResponseFields(msgspec.Struct, frozen=True):
 
 _KNOWN = (
     sampling_fields.NAMES
-    | _REFUSED.keys()
+    | REFUSED_FIELDS.keys()
     | IGNORED_BY_OPENAI
     | set(ResponseFields.__struct_fields__)
     | set(_NEEDS_STORE)
@@ -89,7 +89,7 @@ def parse_response(
                 f"{name} is not supported: this server stores no responses. Send the whole conversation in input.",
                 param=name,
             )
-    refuse_unsupported(body, _REFUSED)
+    refuse_unsupported(body, REFUSED_FIELDS)
     _check_format(own.text)
     check_common(fields, max_choices=1)
     check_model(fields.model, model)

@@ -102,7 +102,7 @@ function fields(schema) {
 function curl(method, path, operation) {
   const body = operation.requestBody?.content["application/json"]?.example;
   const isStream =
-    operation.responses["200"].content["text/event-stream"] &&
+    operation.responses["200"]?.content["text/event-stream"] &&
     !operation.responses["200"].content["application/json"];
   const base = new URL(".", location.href).href.replace(/\/$/, "");
   const query = path === "/generate_stream" && method === "get" ? "?prompt=The%20river" : "";

@@ -124,7 +124,8 @@ def events_of(text):
 @pytest.mark.parametrize("operation", BODIES, ids=lambda operation: operation.path)
 async def test_examples_are_answered_in_the_documented_shape(start_server, operation):
     server = await start_server(step_time_s=0.0)
-    response = await server.client.post(operation.path, json=operation.example)
+    example = operation.example | ({"model": "dummy"} if "model" in operation.example else {})
+    response = await server.client.post(operation.path, json=example)
     if operation.path == "/generate_vllm":
         assert response.status == 501
         msgspec.json.decode(await response.read(), type=answers.ErrorBody)
@@ -137,7 +138,11 @@ async def test_examples_are_answered_in_the_documented_shape(start_server, opera
         extra = {"stream": True, "stream_options": options, "logprobs": 2}
         if "chat" in operation.path:
             extra |= {"logprobs": True, "top_logprobs": 2}
-        body = operation.example | (extra if operation.path.startswith("/v1") else {})
+        elif operation.path == "/v1/responses":
+            extra = {"stream": True, "top_logprobs": 2}
+        elif operation.path == "/v1/messages":
+            extra = {"stream": True}
+        body = example | (extra if operation.path.startswith("/v1") else {})
         response = await server.client.post(operation.path, json=body)
         check_events(await response.text(), operation)
 

@@ -1,0 +1,225 @@
+"""The shapes of answers of `/v1/responses` and `/v1/messages`, as `answers.py` has those of the other routes.
+
+Knows no aiohttp.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from msgspec import UNSET, UnsetType
+
+from server.protocol.answers import ErrorObject, Exact, Timings, TokenLogprob
+
+
+class OutputText(Exact):
+    type: Literal["output_text"]
+    text: str
+    annotations: list[Any]
+    logprobs: list[TokenLogprob]
+
+
+class OutputItem(Exact):
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    status: Literal["in_progress", "completed", "incomplete"]
+    content: list[OutputText]
+
+
+class InputTokensDetails(Exact):
+    cached_tokens: int
+    cache_write_tokens: int
+
+
+class OutputTokensDetails(Exact):
+    reasoning_tokens: int
+
+
+class ResponseUsage(Exact):
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+class ResponseFailure(Exact):
+    code: str
+    message: str
+
+
+class IncompleteDetails(Exact):
+    reason: Literal["max_output_tokens"]
+
+
+class Response(Exact):
+    """Nothing is stored; members that the request sets are told back."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    model: str
+    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    error: ResponseFailure | None
+    incomplete_details: IncompleteDetails | None
+    output: list[OutputItem]
+    background: bool
+    parallel_tool_calls: bool
+    previous_response_id: str | None
+    store: bool
+    text: dict[str, Any]
+    tool_choice: str
+    tools: list[Any]
+    truncation: str
+    usage: ResponseUsage | None
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, Any]
+    temperature: float
+    top_p: float
+    top_logprobs: int
+    timings: Timings | UnsetType = UNSET
+
+
+class ResponseEvent(Exact):
+    """The response as it begins and as it ends."""
+
+    type: str
+    response: Response
+    sequence_number: int
+
+
+class ResponseItemEvent(Exact):
+    type: str
+    output_index: int
+    item: OutputItem
+    sequence_number: int
+
+
+class ResponsePartEvent(Exact):
+    type: str
+    item_id: str
+    output_index: int
+    content_index: int
+    part: OutputText
+    sequence_number: int
+
+
+class ResponseTextDelta(Exact):
+    """One token."""
+
+    type: Literal["response.output_text.delta"]
+    item_id: str
+    output_index: int
+    content_index: int
+    delta: str
+    logprobs: list[TokenLogprob]
+    sequence_number: int
+
+
+class ResponseTextDone(Exact):
+    type: Literal["response.output_text.done"]
+    item_id: str
+    output_index: int
+    content_index: int
+    text: str
+    logprobs: list[TokenLogprob]
+    sequence_number: int
+
+
+class ResponseErrorEvent(Exact):
+    type: Literal["error"]
+    code: str | None
+    message: str
+    param: str | None
+    error: ErrorObject
+    sequence_number: int
+
+
+class TextBlock(Exact):
+    type: Literal["text"]
+    text: str
+
+
+class MessageUsage(Exact):
+    """All input is the sum of the three."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+
+
+class AnthropicMessage(Exact):
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[TextBlock]
+    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence"] | None
+    stop_sequence: str | None
+    usage: MessageUsage
+    timings: Timings | UnsetType = UNSET
+
+
+class MessageStart(Exact):
+    type: Literal["message_start"]
+    message: AnthropicMessage
+
+
+class ContentBlockStart(Exact):
+    type: Literal["content_block_start"]
+    index: int
+    content_block: TextBlock
+
+
+class TextDelta(Exact):
+    type: Literal["text_delta"]
+    text: str
+
+
+class ContentBlockDelta(Exact):
+    """One token."""
+
+    type: Literal["content_block_delta"]
+    index: int
+    delta: TextDelta
+
+
+class ContentBlockStop(Exact):
+    type: Literal["content_block_stop"]
+    index: int
+
+
+class StopDelta(Exact):
+    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence"]
+    stop_sequence: str | None
+
+
+class MessageDelta(Exact):
+    type: Literal["message_delta"]
+    delta: StopDelta
+    usage: MessageUsage
+    timings: Timings
+
+
+class BareEvent(Exact):
+    type: Literal["ping", "message_stop"]
+
+
+class AnthropicErrorObject(Exact):
+    type: str
+    message: str
+
+
+class AnthropicErrorBody(Exact):
+    """What goes wrong on these two routes; 529 stands for what is 503 elsewhere, unless the engine is dead."""
+
+    type: Literal["error"]
+    error: AnthropicErrorObject
+    request_id: str | None
+
+
+class InputTokens(Exact):
+    input_tokens: int
