@@ -18,7 +18,8 @@ from core import errors as error_tree
 from core.errors import NoriaError
 from server.protocol import answers, other_answers
 from server.protocol.operations import OPERATIONS, Operation
-from server.protocol.requests import REF_TEMPLATE, STRUCTS, request_schemas
+from server.protocol.request_fields import REF_TEMPLATE
+from server.protocol.requests import STRUCTS, request_schemas
 
 _ABOUT = """Noria serves one language model as streams of tokens.
 
@@ -115,10 +116,13 @@ def _identifier(operation: Operation) -> str:
     return f"{operation.method}_{words or 'page'}"
 
 
+_NO_SCALARS = ("stop_token_ids", "logit_bias", "guided_choice", "structured_outputs")
+
+
 def _query(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The scalar fields of a body as query parameters; what is no scalar cannot stand in a query."""
     for name, field in schema["properties"].items():
-        if name in ("stop_token_ids", "logit_bias") or "enum" in field:
+        if name in _NO_SCALARS or "enum" in field:
             continue
         field = copy.deepcopy(field)
         parameter = {

@@ -12,159 +12,17 @@ from typing import Any
 
 import msgspec
 
-from core import sampling_params as limits
 from server.protocol import anthropic, chat, completions, native, responses
+from server.protocol import request_fields as given
 from server.protocol.anthropic import MessageFields
 from server.protocol.chat import ChatFields
 from server.protocol.completions import CompletionFields
 from server.protocol.fields import IGNORED_BY_OPENAI
-from server.protocol.messages import MAX_MESSAGES
 from server.protocol.openai_fields import OpenAIFields
-from server.protocol.prompts import MAX_PROMPTS
+from server.protocol.request_fields import Schema
 from server.protocol.responses import ResponseFields
-from server.protocol.sampling_fields import MAX_CHOICES, MAX_LABEL_LENGTH, Defaults, SamplingFields
+from server.protocol.sampling_fields import Defaults, SamplingFields
 from server.protocol.tokenize import DetokenizeFields, TokenizeFields
-
-Schema = dict[str, Any]
-REF_TEMPLATE = "#/components/schemas/{name}"
-
-_TEXT: Schema = {"type": "string", "minLength": 1}
-_IDS: Schema = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
-_PART: Schema = {
-    "type": "object",
-    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
-    "required": ["type", "text"],
-}
-_CONTENT: Schema = {
-    "anyOf": [{"type": "string"}, {"type": "array", "items": _PART}, {"type": "null"}],
-    "description": "A text, or a list of text parts that are joined in order.",
-}
-MESSAGE: Schema = {
-    "type": "object",
-    "description": "One message of a conversation.",
-    "properties": {
-        "role": {"enum": ["system", "developer", "user", "assistant", "tool"]},
-        "content": _CONTENT,
-        "name": {"type": ["string", "null"]},
-        "tool_call_id": {"type": ["string", "null"]},
-    },
-    "required": ["role", "content"],
-}
-_MESSAGES: Schema = {
-    "type": "array",
-    "items": {"$ref": REF_TEMPLATE.format(name="ChatMessage")},
-    "minItems": 1,
-    "maxItems": MAX_MESSAGES,
-    "description": "The conversation so far.",
-}
-_INPUT: Schema = {
-    "anyOf": [
-        {"type": "string"},
-        {"type": "array", "items": {"type": "object"}, "minItems": 1, "maxItems": MAX_MESSAGES},
-    ],
-    "description": "The conversation: a text, or items of type `message` with role and content.",
-}
-_TURNS: Schema = {
-    "type": "array",
-    "items": {
-        "type": "object",
-        "properties": {
-            "role": {"enum": ["user", "assistant"]},
-            "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART}]},
-        },
-        "required": ["role", "content"],
-    },
-    "minItems": 1,
-    "maxItems": MAX_MESSAGES,
-    "description": "The turns so far; texts and blocks of text.",
-}
-_SYSTEM: Schema = {
-    "anyOf": [{"type": "string"}, {"type": "array", "items": _PART}, {"type": "null"}],
-    "description": "The system prompt.",
-}
-_PROMPT: Schema = {**_TEXT, "description": "The text to continue."}
-_PROMPTS: Schema = {
-    "type": "array",
-    "items": _TEXT,
-    "maxItems": MAX_PROMPTS,
-    "description": "The texts to continue.",
-}
-_ANY_PROMPT: Schema = {
-    "anyOf": [
-        _TEXT,
-        {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": MAX_PROMPTS},
-        _IDS,
-        {"type": "array", "items": _IDS, "minItems": 1, "maxItems": MAX_PROMPTS},
-    ],
-    "description": "One or many prompts, as texts or as token ids.",
-}
-
-
-def _span(low: float, high: float) -> Schema:
-    return {"minimum": low, "maximum": high}
-
-
-# What a struct cannot say of its fields: (description, constraints of the value where it is not null).
-FIELDS: Mapping[str, tuple[str, Schema]] = {
-    "model": ("A name or alias of the served model; absent means it.", {}),
-    "max_tokens": (
-        "At most so many tokens; clamped to the room left in the context.",
-        _span(1, limits.MAX_TOKENS),
-    ),
-    "max_completion_tokens": ("The newer name of `max_tokens`; wins.", _span(1, limits.MAX_TOKENS)),
-    "min_tokens": (
-        "End tokens and stop strings have no effect before; at most `max_tokens`.",
-        _span(0, limits.MAX_TOKENS),
-    ),
-    "ignore_eos": ("Goes on behind end tokens.", {}),
-    "temperature": ("0 always takes the likeliest token.", _span(0, 2)),
-    "top_p": ("Only the likeliest tokens that together have this probability.", _span(0, 1)),
-    "top_k": ("Only so many of the likeliest tokens; 0 or -1: all.", _span(-1, limits.MAX_TOKENS)),
-    "min_p": ("Only tokens with this part of the best one's probability.", _span(0, 1)),
-    "presence_penalty": ("Against tokens that the answer already has.", _span(-2, 2)),
-    "frequency_penalty": ("The same, for each time.", _span(-2, 2)),
-    "repetition_penalty": (
-        "Against tokens of prompt and answer; 1 is off.",
-        {"exclusiveMinimum": 0, "maximum": 10},
-    ),
-    "seed": (
-        "The same seed, prompt and settings give the same answer; null or -1: a fresh one.",
-        _span(-1, limits.MAX_SEED),
-    ),
-    "stop": (
-        f"One or up to {limits.MAX_STOPS} strings that end the answer.",
-        {"minLength": 1, "maxLength": limits.MAX_STOP_LENGTH, "maxItems": limits.MAX_STOPS},
-    ),
-    "stop_token_ids": ("Token ids that end the answer.", {"maxItems": limits.MAX_STOP_TOKEN_IDS}),
-    "include_stop_str_in_output": ("Keeps the stop string in the text.", {}),
-    "logit_bias": (
-        "Token id to a number from -100 to 100 that is added to its logit.",
-        {"maxProperties": limits.MAX_LOGIT_BIAS, "propertyNames": {"pattern": "^[0-9]{1,10}$"}},
-    ),
-    "n": ("So many answers to each prompt.", _span(1, MAX_CHOICES)),
-    "stream": ("One event per token instead of one body.", {}),
-    "request_id": ("A label for the log.", {"maxLength": MAX_LABEL_LENGTH}),
-    "logprobs": ("Log-probabilities of the tokens.", _span(0, limits.MAX_LOGPROBS)),
-    "top_logprobs": ("And so many of the best; needs `logprobs`.", _span(0, limits.MAX_LOGPROBS)),
-    "stream_options": ("Whether a stream tells its usage.", {}),
-    "response_format": ("Only `text` for now.", {}),
-    "continue_final_message": ("Goes on with the last message, which is the assistant's.", {}),
-    "add_generation_prompt": ("Whether the template opens an answer; excludes the former.", {}),
-    "chat_template_kwargs": ("Scalars for the chat template.", {"maxProperties": 32}),
-    "add_special_tokens": ("Whether the tokenizer's own are added; true by default.", {}),
-    "prompt": ("The text.", {}),
-    "instructions": ("The system prompt.", {}),
-    "max_output_tokens": ("At most so many tokens.", _span(1, limits.MAX_TOKENS)),
-    "include": (f"`{responses.LOGPROBS}` asks for log-probabilities.", {}),
-    "text": ("The format of the answer; only `text` for now.", {}),
-    "metadata": ("Told back in the answer.", {}),
-    "stop_sequences": (
-        "Strings that end the answer.",
-        {"minLength": 1, "maxLength": limits.MAX_STOP_LENGTH, "maxItems": limits.MAX_STOPS},
-    ),
-    "thinking": ("Only `disabled` and `adaptive`.", {}),
-    "output_config": ("Without `format`.", {}),
-}
 
 
 def request_schemas(struct_schemas: Mapping[str, Schema]) -> dict[str, Schema]:
@@ -177,44 +35,50 @@ def request_schemas(struct_schemas: Mapping[str, Schema]) -> dict[str, Schema]:
         return _finish(properties, own, required, **more)
 
     chats = (SamplingFields, OpenAIFields, ChatFields)
+    grammars = {**given.GRAMMARS, "response_format": given.RESPONSE_FORMAT}
     ignored = {"ignored": IGNORED_BY_OPENAI | {"priority"}}
     schemas = {
-        "ChatMessage": MESSAGE,
+        "ChatMessage": given.MESSAGE,
         "ChatRequest": merge(
-            chats, {"messages": _MESSAGES}, ("messages",), refused=chat.REFUSED_FIELDS, **ignored
+            chats,
+            {"messages": given.MESSAGES} | grammars,
+            ("messages",),
+            refused=chat.REFUSED_FIELDS,
+            **ignored,
         ),
         "CompletionRequest": merge(
             (SamplingFields, OpenAIFields, CompletionFields),
-            {"prompt": _ANY_PROMPT},
+            {"prompt": given.ANY_PROMPT} | grammars,
             ("prompt",),
             refused=completions.REFUSED_FIELDS,
             defaults={"max_tokens": completions.DEFAULT_MAX_TOKENS},
             **ignored,
         ),
-        "TokenizeRequest": merge((TokenizeFields, ChatFields), {"messages": _MESSAGES}, ()),
+        "TokenizeRequest": merge((TokenizeFields, ChatFields), {"messages": given.MESSAGES}, ()),
         "DetokenizeRequest": merge(
             [DetokenizeFields],
-            {"tokens": {**_IDS, "minItems": 0, "description": "The ids."}},
+            {"tokens": {**given.IDS, "minItems": 0, "description": "The ids."}},
             ("tokens",),
         ),
     }
     schemas |= {
         "ResponseRequest": merge(
             (SamplingFields, ResponseFields),
-            {"input": _INPUT},
+            {"input": given.INPUT},
             ("input",),
-            refused=responses.REFUSED_FIELDS,
-            **ignored,
+            refused={**responses.REFUSED_FIELDS, **given.STORED},
+            ignored=IGNORED_BY_OPENAI | given.OF_RESPONSES,
         ),
         "MessagesRequest": merge(
             (SamplingFields, MessageFields),
-            {"messages": _TURNS, "system": _SYSTEM},
+            {"messages": given.TURNS, "system": given.SYSTEM},
             ("model", "max_tokens", "messages"),
             refused=anthropic.REFUSED_FIELDS,
+            ignored=given.OF_MESSAGES,
         ),
         "CountRequest": merge(
             (SamplingFields, MessageFields),
-            {"messages": _TURNS, "system": _SYSTEM},
+            {"messages": given.TURNS, "system": given.SYSTEM},
             ("messages",),
             refused=anthropic.REFUSED_FIELDS,
         ),
@@ -224,7 +88,7 @@ def request_schemas(struct_schemas: Mapping[str, Schema]) -> dict[str, Schema]:
 
 def _native_schemas(merge: Callable[..., Schema]) -> dict[str, Schema]:
     schemas = {}
-    ours, lists = {"prompt": _PROMPT}, {"prompts": _PROMPTS}
+    ours, lists = {"prompt": given.PROMPT}, {"prompts": given.PROMPTS}
     for name, own, defaults in (
         ("GenerateRequest", ours, native.GENERATE_DEFAULTS),
         ("GenerateListRequest", lists, native.GENERATE_DEFAULTS),
@@ -232,7 +96,14 @@ def _native_schemas(merge: Callable[..., Schema]) -> dict[str, Schema]:
         ("VllmRequest", lists, native.VLLM_DEFAULTS),
     ):
         told, refused = _told(defaults), native.REFUSED_FIELDS
-        schemas[name] = merge([SamplingFields], own, tuple(own), refused=refused, defaults=told)
+        schemas[name] = merge(
+            [SamplingFields],
+            own | given.GRAMMARS,
+            tuple(own),
+            refused=refused,
+            ignored=("priority",),
+            defaults=told,
+        )
         schemas[name]["properties"]["n"]["anyOf"] = [{"const": 1}, {"type": "null"}]
         is_stream = name == "StreamRequest"
         schemas[name]["properties"]["stream"]["anyOf"] = [{"const": is_stream}, {"type": "null"}]
@@ -266,7 +137,7 @@ def _finish(
     defaults: Mapping[str, float] | None = None,
 ) -> Schema:
     for name, schema in properties.items():
-        text, constraints = FIELDS[name]
+        text, constraints = given.FIELDS[name]
         _constrain(schema, constraints)
         schema["description"] = text
         schema.pop("default", None)  # null, which only means: absent

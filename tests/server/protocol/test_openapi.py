@@ -10,10 +10,10 @@ import pytest
 
 from core.errors import NoriaError
 from core.sampling_params import SamplingParams
-from server.protocol import answers
+from server.protocol import answers, anthropic, chat, completions, native, responses
 from server.protocol.openapi import document
 from server.protocol.operations import OPERATIONS
-from server.protocol.requests import FIELDS
+from server.protocol.request_fields import FIELDS
 
 DOCUMENT = document()
 SCHEMAS = DOCUMENT["components"]["schemas"]
@@ -72,6 +72,23 @@ def test_every_error_is_documented_with_its_status_type_and_code():
 def test_every_field_of_a_body_is_described(name):
     for field, schema in SCHEMAS[name]["properties"].items():
         assert schema.get("description"), field
+
+
+KNOWN = {
+    "ChatRequest": chat._KNOWN,
+    "CompletionRequest": completions._KNOWN,
+    "GenerateRequest": native._KNOWN - {"prompts"},
+    "StreamRequest": native._KNOWN - {"prompts"},
+    "GenerateListRequest": native._KNOWN - {"prompt"},
+    "VllmRequest": native._KNOWN - {"prompt"},
+    "ResponseRequest": responses._KNOWN,
+    "MessagesRequest": anthropic._KNOWN,
+}
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_a_body_documents_the_fields_that_its_parser_knows(name):
+    assert set(SCHEMAS[name]["properties"]) == set(KNOWN[name])
 
 
 RANGED = [
