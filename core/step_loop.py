@@ -143,9 +143,13 @@ class StepLoop:
                 raise _Stopped
             self._tell("loading", message, progress)
 
-        engine = self._load(report)
-        gc.collect()
-        gc.freeze()  # what loading made lives for ever: later collections need not walk it
+        gc.disable()  # imports make hundreds of thousands of objects that stay: walking them took a third of a start
+        try:
+            engine = self._load(report)
+            gc.collect()
+            gc.freeze()  # what loading made lives for ever: later collections need not walk it
+        finally:
+            gc.enable()
         return engine
 
     def _run(self, engine: Engine) -> None:

@@ -15,6 +15,7 @@ import torch
 from core.config import ModelShape
 from core.errors import ModelRefused
 from core.model.kv_cache import kv_bytes_per_token
+from core.model.plain_config import read_plain_config
 from core.model.weights import WeightsSummary
 
 _CONTEXT_KEYS = (
@@ -33,7 +34,7 @@ _SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty"
 
 @dataclass(frozen=True, slots=True)
 class ModelDescription:
-    """`config` is the library's, of the text model. `notes` are sentences for the start log."""
+    """`config` is the library's or, for the fast decoder, a `PlainConfig`. `notes` are sentences for the start log."""
 
     config: Any
     architecture: str
@@ -83,16 +84,7 @@ def describe(folder: Path) -> ModelDescription:
     """Read config.json and generation_config.json. Raises `ModelRefused` for what is no causal LM."""
     raw = _read_json(folder / "config.json")
     _refuse_unreadable(raw)
-    from transformers import AutoConfig
-
-    try:
-        config = AutoConfig.from_pretrained(
-            str(folder), local_files_only=True, trust_remote_code=False
-        )
-    except Exception as error:  # unknown types, and whatever the config classes check
-        raise ModelRefused(
-            f"The model's config.json (type {raw.get('model_type')!r}) cannot be read: {_first_line(error)}"
-        ) from error
+    config: Any = read_plain_config(raw) or _library_config(folder, raw)
     text = config.get_text_config()
     generation = _read_json(folder / "generation_config.json", is_optional=True)
     context, notes = _context(text)
@@ -107,6 +99,19 @@ def describe(folder: Path) -> ModelDescription:
         generation_defaults=_sampling_defaults(generation),
         notes=tuple(notes),
     )
+
+
+def _library_config(folder: Path, raw: dict[str, Any]) -> Any:
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=False
+        )
+    except Exception as error:  # unknown types, and whatever the config classes check
+        raise ModelRefused(
+            f"The model's config.json (type {raw.get('model_type')!r}) cannot be read: {_first_line(error)}"
+        ) from error
 
 
 def _refuse_unreadable(raw: dict[str, Any]) -> None:

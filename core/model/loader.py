@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -37,7 +37,7 @@ from core.model.source import ModelFiles, resolve
 from core.model.threads import set_threads
 from core.model.tokenizer import Tokenizer
 from core.model.tokenizer_files import load_tokenizer
-from core.model.weights import iterate_weights, measure_weights
+from core.model.weights import measure_weights, open_weights
 
 _POSITION_TABLE = re.compile(r"(^|\.)(wpe|embed_positions|position_embeddings?)$")
 
@@ -45,8 +45,7 @@ _POSITION_TABLE = re.compile(r"(^|\.)(wpe|embed_positions|position_embeddings?)$
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     """A model ready to run. `path` is `fast` or `general`; `notes` are sentences for the start log;
-    `start_phases` are seconds per phase: import, files, tokenizer, weights, kv_cache, warm_up; on the general path also
-    probe."""
+    `start_phases` are seconds per phase: files, tokenizer, weights, kv_cache, warm_up; probe on the general path."""
 
     runner: Runner
     tokenizer: Tokenizer
@@ -129,10 +128,6 @@ def load_model(
     """Load `model.name` and build its runner. Raises `ModelRefused` or `ConfigError` with what to do."""
     set_threads(engine.threads)  # of this thread's team, which computes every step
     watch = _Stopwatch()
-    with watch.phase("import"):
-        import transformers
-
-        transformers.utils.logging.disable_progress_bar()
     with watch.phase("files"):
         planned = prepare(model, engine, kv_cache, report)
     description, device, dtype = planned.description, planned.device, planned.dtype
@@ -148,7 +143,7 @@ def load_model(
     report("loading weights", None)
     decoder: CausalModel
     with watch.phase("weights"):
-        decoder, path = _build(planned, kernels, model.quantization)
+        decoder, path = _build(planned, kernels, model.quantization, report)
     if path == "general":
         with watch.phase("probe"):
             shape = _try_out(decoder, shape, kv_cache)
@@ -236,25 +231,43 @@ def _dtype_notes(description: ModelDescription, dtype: torch.dtype) -> list[str]
 
 
 def _build(
-    planned: PlannedModel, kernels: AttentionKernels, quantization: Quantization
+    planned: PlannedModel, kernels: AttentionKernels, quantization: Quantization, report: Report
 ) -> tuple[CausalModel, Literal["fast", "general"]]:
     from core.model.decoder import FastDecoder
     from core.model.decoder_shape import unsupported
 
     config = planned.description.config
     if unsupported(config) is None:
-        weights = dict(iterate_weights(planned.files.folder))
+        weights = open_weights(planned.files.folder, _paced(report, "loading weights"))
         decoder = FastDecoder(config, weights, planned.dtype, planned.device, kernels, quantization)
         return decoder, "fast"
     return load_general(planned, kernels), "general"
 
 
+def _paced(report: Report, message: str, log_every_s: float = 3.0) -> Callable[[float], None]:
+    """Progress by the hundredth; a long load also says where it is in the message, which goes to the log."""
+    last_s, said, shown = time.monotonic(), message, -1
+
+    def tell(fraction: float) -> None:
+        nonlocal last_s, said, shown
+        if int(100 * fraction) == shown:
+            return
+        shown, now_s = int(100 * fraction), time.monotonic()
+        if now_s - last_s > log_every_s:
+            last_s, said = now_s, f"{message}, {fraction:.0%}"
+        report(said, fraction)
+
+    return tell
+
+
 def load_general(planned: PlannedModel, kernels: AttentionKernels) -> CausalModel:
     """The library's own model. Weights that are missing are an error: the library would invent them."""
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging as library_logging
 
     from core.model.general import GeneralModel
 
+    library_logging.disable_progress_bar()
     try:
         module, info = AutoModelForCausalLM.from_pretrained(
             str(planned.files.folder),

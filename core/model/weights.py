@@ -1,15 +1,15 @@
 """Weight files of a model folder: safetensors or `pytorch_model.bin`, whole or in shards.
 
 Knows file formats, no architectures. Called by `loader.py` (and through it by the fast decoder, which takes the
-iterator). Tensors are mapped, not read: what is not touched costs no memory. Pickles are opened with
+mapping). Tensors are mapped, not read: what is not touched costs no memory. Pickles are opened with
 `weights_only=True`, so that a file cannot run code.
 """
 
 from __future__ import annotations
 
 import json
-import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from core.errors import ModelRefused
+from core.model.mapped_weights import MappedWeights, read_head
 
 _SAFE, _PICKLE = "model.safetensors", "pytorch_model.bin"
-_MAX_HEADER_BYTES = 100_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,30 +58,40 @@ def list_weight_files(folder: Path) -> list[Path]:
     )
 
 
+def open_weights(
+    folder: Path, on_progress: Callable[[float], None] = lambda fraction: None
+) -> MutableMapping[str, Tensor]:
+    """Name to tensor of every weight, CPU tensors, mapped. Whoever pops them never holds the files beside the result.
+
+    `on_progress` is told the share of bytes popped (not for pickles, which torch maps as a whole).
+    """
+    paths = list_weight_files(folder)
+    if all(path.suffix == ".safetensors" for path in paths):
+        with _readable(", ".join(path.name for path in paths[:2])):
+            return MappedWeights(paths, on_progress)
+    return dict(_iterate_pickles(paths))
+
+
 def iterate_weights(folder: Path) -> Iterator[tuple[str, Tensor]]:
-    """(name, tensor) of every weight, each file mapped into memory while it is being read. CPU tensors."""
-    for path in list_weight_files(folder):
-        try:
-            if path.suffix == ".safetensors":
-                yield from _iterate_safetensors(path)
-            else:
-                yield from torch.load(
-                    path, map_location="cpu", weights_only=True, mmap=True
-                ).items()
-        except ModelRefused:
-            raise
-        except Exception as error:  # a torn or foreign file fails anywhere in the libraries
-            raise ModelRefused(
-                f"{path.name} of the model cannot be read: {str(error)[:200]}"
-            ) from error
+    """(name, tensor) of every weight, mapped. CPU tensors."""
+    yield from open_weights(folder).items()
 
 
-def _iterate_safetensors(path: Path) -> Iterator[tuple[str, Tensor]]:
-    from safetensors import safe_open
+def _iterate_pickles(paths: list[Path]) -> Iterator[tuple[str, Tensor]]:
+    for path in paths:
+        with _readable(path.name):
+            yield from torch.load(path, map_location="cpu", weights_only=True, mmap=True).items()
 
-    with safe_open(path, framework="pt", device="cpu") as file:
-        for name in file.keys():  # noqa: SIM118  (not a dict)
-            yield name, file.get_tensor(name)
+
+@contextmanager
+def _readable(name: str) -> Iterator[None]:
+    """A torn or foreign file fails anywhere in the libraries; said here in one sentence."""
+    try:
+        yield
+    except ModelRefused:
+        raise
+    except Exception as error:
+        raise ModelRefused(f"{name} of the model cannot be read: {str(error)[:200]}") from error
 
 
 def measure_weights(folder: Path) -> WeightsSummary:
@@ -97,33 +107,11 @@ def measure_weights(folder: Path) -> WeightsSummary:
 
 
 def _sizes(path: Path) -> Iterator[tuple[str, int]]:
-    if path.suffix != ".safetensors":
-        try:
-            state = torch.load(path, map_location="meta", weights_only=True, mmap=True)
-        except Exception as error:
-            raise ModelRefused(
-                f"{path.name} of the model cannot be read: {str(error)[:200]}"
-            ) from error
+    with _readable(path.name):
+        if path.suffix == ".safetensors":
+            yield from ((name, prod(entry.shape)) for name, entry in read_head(path).items())
+            return
+        state = torch.load(path, map_location="meta", weights_only=True, mmap=True)
         yield from (
             (name, tensor.numel()) for name, tensor in state.items() if isinstance(tensor, Tensor)
         )
-        return
-    try:
-        with path.open("rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            if length > _MAX_HEADER_BYTES:
-                raise ValueError("its head is too long")
-            header = json.loads(file.read(length))
-        end = max(
-            (entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"),
-            default=0,
-        )
-        if path.stat().st_size < 8 + length + end:
-            raise ValueError("it is cut short")
-    except (OSError, ValueError, KeyError, struct.error) as error:
-        raise ModelRefused(
-            f"{path.name} of the model cannot be read: {str(error)[:200]}"
-        ) from error
-    yield from (
-        (name, prod(entry["shape"])) for name, entry in header.items() if name != "__metadata__"
-    )

@@ -144,8 +144,10 @@ def _whole_blocks(rows: Tensor) -> Tensor:
 
 
 def _pack(weight: Tensor, inputs_together: int) -> Tensor:
-    shape = (-1, COLUMNS, weight.shape[1] // inputs_together, inputs_together)
-    return _whole_blocks(weight).view(shape).transpose(1, 2).contiguous()
+    assert inputs_together * weight.itemsize == 4
+    groups = _whole_blocks(weight).view(torch.int32)  # what stays together is moved as one number
+    packed = groups.view(-1, COLUMNS, groups.shape[1]).transpose(1, 2).contiguous()
+    return packed.view(weight.dtype).view(-1, groups.shape[1], COLUMNS, inputs_together)
 
 
 def pack_weight(weight: Tensor) -> Tensor:

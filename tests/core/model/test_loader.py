@@ -18,7 +18,7 @@ from core.model.attention.reference import REFERENCE
 from core.model.description import describe
 from core.model.device import choose_device, choose_dtype, multiplies_bfloat16
 from core.model.loader import load_general, load_model, plan_only, prepare
-from core.model.weights import iterate_weights, list_weight_files, measure_weights
+from core.model.weights import iterate_weights, list_weight_files, measure_weights, open_weights
 
 
 def silent(message: str, fraction: float | None) -> None:
@@ -79,6 +79,31 @@ def test_every_format_gives_the_same_weights(
     planned = prepare(ModelConfig(name=str(folder)), EngineConfig(), KVCacheConfig(), silent)
     model = load_general(planned, REFERENCE)
     assert type(model.module).__name__ == "OPTForCausalLM"
+
+
+def resident_file_kib() -> int:
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("RssFile:")[2].split()[0])
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's own count")
+def test_tensors_that_were_taken_leave_memory(tmp_path: Path) -> None:
+    """So that packing a model never holds its file beside the result."""
+    from safetensors.torch import save_file
+
+    expected = {f"w{i:02}": torch.full((1 << 20,), float(i)) for i in range(32)}  # 4 MiB each
+    save_file(expected, tmp_path / "model.safetensors")
+    told: list[float] = []
+    weights = open_weights(tmp_path, told.append)
+    before_kib, peak_kib = resident_file_kib(), 0
+    first = weights.pop("w00")
+    for name in sorted(weights):
+        assert float(weights.pop(name).sum()) == (1 << 20) * float(name[1:])
+        peak_kib = max(peak_kib, resident_file_kib() - before_kib)
+    assert peak_kib < 48 * 1024
+    assert torch.equal(first, expected["w00"])  # still right, though its pages were given back
+    assert told == sorted(told)
+    assert told[-1] == 1.0
 
 
 def test_a_pickle_that_would_run_code_is_refused(
@@ -270,7 +295,7 @@ def test_loading_says_what_it_did(tiny_model: Callable[..., Path]) -> None:
     )
     assert (loaded.path, loaded.dtype, loaded.device) == ("general", "float32", "cpu")
     assert loaded.architecture == "Gemma2ForCausalLM"
-    assert {"import", "weights", "probe", "kv_cache"} <= loaded.start_phases.keys()
+    assert {"files", "weights", "probe", "kv_cache"} <= loaded.start_phases.keys()
     assert "loading weights" in steps
     assert loaded.weights_bytes > 0
     assert loaded.plan.num_blocks == 8
@@ -288,7 +313,7 @@ def test_the_llama_family_takes_the_fast_path(tiny_model: Callable[..., Path], f
 
 
 def test_the_plan_loads_no_weights(default_model_folder: Path, monkeypatch) -> None:
-    monkeypatch.setattr("core.model.weights._iterate_safetensors", None)
+    monkeypatch.setattr("core.model.weights.MappedWeights", None)
     lines = plan_only(ModelConfig(), EngineConfig(device="cpu"), KVCacheConfig(num_blocks=1024))
     text = "\n".join(lines)
     assert "weights 311 MiB" in text or "weights 621 MiB" in text  # bfloat16 or float32
