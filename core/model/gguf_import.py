@@ -1,8 +1,10 @@
 """A `.gguf` file becomes a folder: config.json, generation_config.json, model.safetensors, tokenizer.json.
 
-Done once per file (`source.py` keeps the result), so that no start ever waits for it again. Weights, config and
-vocabulary are read by transformers; what its reader does not know and what would change the text is refused here:
-position scalings, unknown ways to split text (a wrong one gives other ids without any error), missing tensors.
+Done once per file (`source.py` keeps the result), so that no start ever waits for it again: widening blocks takes
+seconds, mapping the result milliseconds. Config and vocabulary are read by transformers, the weights of the fast
+decoder's families by `gguf_tensors.py`. What the library's reader does not know and what would change the text is
+refused here: position scalings, unknown ways to split text (a wrong one gives other ids without any error), missing
+tensors and unknown ones.
 """
 
 from __future__ import annotations
@@ -17,7 +19,14 @@ import torch
 from safetensors.torch import save_file
 
 from core.errors import ModelRefused
+from core.model.decoder_shape import FAMILIES
 from core.model.default_model import Report, sha256_of
+from core.model.gguf_tensors import (
+    GgufTensor,
+    library_name,
+    read_tensor_table,
+    write_safetensors,
+)
 
 # Metadata of the architecture that changes what is computed and that transformers' reader drops: refused when set.
 _UNREAD_SCALINGS = ("rope.scaling.type", "rope.scaling.factor")
@@ -45,8 +54,7 @@ class GgufHeader:
 
     metadata: dict[str, Any]
     architecture: str
-    tensor_types: dict[str, int]
-    num_weights: int
+    tensors: dict[str, GgufTensor]
 
 
 def read_header(path: Path, *, with_tokens: bool = False) -> GgufHeader:
@@ -54,20 +62,18 @@ def read_header(path: Path, *, with_tokens: bool = False) -> GgufHeader:
 
     Raises `ModelRefused` for what is no GGUF file.
     """
-    from transformers.integrations.gguf.reader import GgufHeader as LibraryHeader
     from transformers.integrations.gguf.reader import read_gguf_metadata
 
     try:
         metadata, _ = read_gguf_metadata(
             str(path), ("tokenizer.ggml.tokens",) if with_tokens else ()
         )
-        header = LibraryHeader.from_file(str(path))
+        tensors = read_tensor_table(path)
     except (
         Exception
     ) as error:  # a torn file fails anywhere: struct, unicode, numpy, the library's own checks
         raise ModelRefused(f"The .gguf file cannot be read: {str(error)[:200]}") from error
-    num_weights = sum(int(np.prod(info.shape)) for info in header.tensors)
-    return GgufHeader(metadata, header.architecture, header.ggml_types, num_weights)
+    return GgufHeader(metadata, metadata["general.architecture"], tensors)
 
 
 def convert_gguf(path: Path, folder: Path, marker: str, report: Report) -> None:
@@ -77,8 +83,7 @@ def convert_gguf(path: Path, folder: Path, marker: str, report: Report) -> None:
     report("converting the model (once)", None)
     config = _config(path, header)
     tokenizer, settings = _tokenizer(path, header)
-    tensors = _tensors(path, config, _storage_dtype(header))
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    _write_tensors(path, folder / "model.safetensors", header, config, report)
     (folder / "tokenizer.json").write_text(tokenizer, encoding="utf-8")
     _write_json(folder / "tokenizer_config.json", settings)
     _write_json(folder / "config.json", _plain(config))
@@ -106,7 +111,7 @@ def _write_json(path: Path, value: object) -> None:
 
 
 def _refuse_unread(header: GgufHeader) -> None:
-    found = [name for name in _UNREAD_TENSORS if name in header.tensor_types]
+    found = [name for name in _UNREAD_TENSORS if name in header.tensors]
     for suffix in _UNREAD_SCALINGS:
         value = header.metadata.get(f"{header.architecture}.{suffix}")
         if value not in (None, 1.0, *_SCALING_TYPES_WITHOUT_EFFECT):
@@ -133,6 +138,9 @@ def _config(path: Path, header: GgufHeader) -> Any:
         # single precision in the file: 9.999999747378752e-06 was 1e-05
         if isinstance(value, float):
             setattr(config, key, float(str(np.float32(value))))
+    head_dim = header.metadata.get(f"{header.architecture}.attention.key_length")
+    if config.model_type in FAMILIES and head_dim is not None:
+        config.head_dim = int(head_dim)  # the library's reader leaves the default
     for name in ("bos", "eos"):
         setattr(config, f"{name}_token_id", header.metadata.get(f"tokenizer.ggml.{name}_token_id"))
     config.pad_token_id = header.metadata.get("tokenizer.ggml.padding_token_id")
@@ -142,7 +150,9 @@ def _config(path: Path, header: GgufHeader) -> Any:
 
 def _storage_dtype(header: GgufHeader) -> torch.dtype:
     """The file's own float type; bfloat16 for quantized blocks, whose 4 to 8 bits it holds nearly exactly."""
-    kinds = {kind for name, kind in header.tensor_types.items() if not name.endswith("norm.weight")}
+    kinds = {
+        tensor.kind for name, tensor in header.tensors.items() if not name.endswith("norm.weight")
+    }
     if kinds <= {0}:
         return torch.float32
     if kinds <= {0, 1}:
@@ -150,15 +160,54 @@ def _storage_dtype(header: GgufHeader) -> torch.dtype:
     return torch.bfloat16
 
 
-def _tensors(path: Path, config: Any, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+def _write_tensors(
+    path: Path, target: Path, header: GgufHeader, config: Any, report: Report
+) -> None:
     from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        skeleton = AutoModelForCausalLM.from_config(config)
+    tied = set(skeleton.all_tied_weights_keys) if config.tie_word_embeddings else set()
+    expected = {
+        name: tuple(value.shape)
+        for name, value in skeleton.state_dict().items()
+        if name not in tied
+    }
+    dtype = _storage_dtype(header)
+    if config.model_type not in FAMILIES:
+        tensors = _through_library(path, skeleton, dtype)
+        _check_tensors({name: tuple(tensor.shape) for name, tensor in tensors.items()}, expected)
+        kept = {name: tensors[name].contiguous() for name in expected}
+        save_file(kept, target, metadata={"format": "pt"})
+        return
+    found = {library_name(name) or name: tensor for name, tensor in header.tensors.items()}
+    _check_tensors({name: tensor.shape for name, tensor in found.items()}, expected)
+    if unknown := sorted(set(found) - set(expected) - tied):
+        raise ModelRefused(
+            f"The .gguf file holds tensors that its architecture does not have, first {unknown[0]}: its text would be "
+            "wrong. Use the model's safetensors (a hub id or a folder)."
+        )
+
+    def heads_of(name: str) -> int:
+        """Only files of llama.cpp's `llama`, which Mistral's are too, have rows in another order."""
+        if header.architecture != "llama":
+            return 0
+        if ".q_proj." in name:
+            return int(config.num_attention_heads)
+        return int(config.num_key_value_heads) if ".k_proj." in name else 0
+
+    def tell(fraction: float) -> None:
+        report("converting the model (once)", fraction)
+
+    write_safetensors(path, target, {name: found[name] for name in expected}, dtype, heads_of, tell)
+
+
+def _through_library(path: Path, skeleton: Any, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
     from transformers.utils import logging as library_logging
 
     library_logging.disable_progress_bar()
     try:
-        with torch.device("meta"):
-            skeleton = AutoModelForCausalLM.from_config(config)
         loaded = load_gguf_checkpoint(
             str(path), return_tensors=True, model_to_load=skeleton, torch_dtype=dtype
         )
@@ -167,19 +216,20 @@ def _tensors(path: Path, config: Any, dtype: torch.dtype) -> dict[str, torch.Ten
             f"The tensors of the .gguf file cannot be read: {str(error)[:200]}"
         ) from error
     tensors: dict[str, torch.Tensor] = loaded["tensors"]
-    expected = {name: value.shape for name, value in skeleton.state_dict().items()}
-    tied = set(skeleton.all_tied_weights_keys) if config.tie_word_embeddings else set()
-    missing = sorted(set(expected) - set(tensors) - tied)
+    return tensors
+
+
+def _check_tensors(found: dict[str, tuple[int, ...]], expected: dict[str, tuple[int, ...]]) -> None:
+    missing = sorted(set(expected) - set(found))
     if missing:
         raise ModelRefused(
             f"The .gguf file lacks {len(missing)} tensors of its architecture, first {missing[0]}."
         )
-    for name, tensor in tensors.items():
-        if expected[name] != tensor.shape:
+    for name, shape in expected.items():
+        if found[name] != shape:
             raise ModelRefused(
                 f"Tensor {name} of the .gguf file has a shape its architecture does not expect."
             )
-    return {name: tensor.contiguous() for name, tensor in tensors.items() if name not in tied}
 
 
 def _tokenizer(path: Path, header: GgufHeader) -> tuple[str, dict[str, Any]]:

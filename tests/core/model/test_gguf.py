@@ -12,11 +12,13 @@ import families
 import numpy as np
 import pytest
 import torch
-from gguf import GGMLQuantizationType, GGUFWriter, quants
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter, quants
 
 from core.config import ModelConfig
 from core.errors import ModelRefused
 from core.model.description import describe
+from core.model.gguf_import import _through_library
+from core.model.gguf_tensors import read_tensor_table, write_safetensors
 from core.model.source import resolve
 from core.model.tokenizer_files import load_tokenizer
 from core.model.weights import iterate_weights
@@ -31,6 +33,8 @@ NAMES = {
     "mlp.down_proj": "ffn_down",
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
 }
 
 
@@ -46,7 +50,8 @@ def gguf_name(name: str) -> str:
     if name == "model.norm.weight":
         return "output_norm.weight"
     _, _, layer, rest = name.split(".", 3)
-    return f"blk.{layer}.{NAMES[rest.removesuffix('.weight')]}.weight"
+    part, _, kind = rest.rpartition(".")
+    return f"blk.{layer}.{NAMES[part]}.{kind}"
 
 
 def permute(weights: np.ndarray, num_heads: int) -> np.ndarray:
@@ -63,12 +68,14 @@ def write_gguf(
     kind: GGMLQuantizationType = GGMLQuantizationType.F32,
     leave_out: str | None = None,
     extra: dict[str, Any] | None = None,
+    extra_tensor: str | None = None,
 ) -> Path:
-    """The Llama model in `folder` as a file of llama.cpp's conventions."""
+    """The model in `folder` as a file of llama.cpp's conventions."""
     config = json.loads((folder / "config.json").read_text())
     parsed = json.loads((folder / "tokenizer.json").read_text())
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
-    writer = GGUFWriter(str(path), "llama")
+    architecture = config["model_type"]
+    writer = GGUFWriter(str(path), architecture)
     writer.add_name("tiny")
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
@@ -76,7 +83,10 @@ def write_gguf(
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(heads)
     writer.add_head_count_kv(kv_heads)
-    writer.add_rope_dimension_count(config["hidden_size"] // heads)
+    head_dim = config.get("head_dim") or config["hidden_size"] // heads
+    writer.add_rope_dimension_count(head_dim)
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
     writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
@@ -99,12 +109,14 @@ def write_gguf(
         if gguf_name(name) == leave_out:
             continue
         weights = tensor.float().numpy()
-        if "q_proj" in name:
+        if "q_proj" in name and architecture == "llama":
             weights = permute(weights, heads)
-        if "k_proj" in name:
+        if "k_proj" in name and architecture == "llama":
             weights = permute(weights, kv_heads)
         stored = GGMLQuantizationType.F32 if weights.ndim < 2 else kind
         writer.add_tensor(gguf_name(name), quants.quantize(weights, stored), raw_dtype=stored)
+    if extra_tensor is not None:
+        writer.add_tensor(extra_tensor, np.zeros(32, dtype=np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -130,6 +142,86 @@ def test_weights_come_out_as_they_went_in(
     first, second = families.load_reference(source), families.load_reference(folder)
     ids = torch.arange(3, 40)[None]
     assert torch.equal(first(ids).logits, second(ids).logits)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [("qwen2", {}), ("qwen3", {}), ("llama", {"attention_bias": True, "mlp_bias": True})],
+)
+def test_biases_and_norms_of_heads_come_out_as_they_went_in(
+    tiny_model: Callable[..., Path], tmp_path: Path, family: str, changes: dict[str, Any]
+) -> None:
+    source = tiny_model(family, **changes)
+    path = write_gguf(source, tmp_path / "m.gguf")
+    if changes:  # the library's reader does not know that a file may have biases
+        with pytest.raises(ModelRefused, match="does not have, first"):
+            convert(path, tmp_path / "cache")
+        return
+    folder = convert(path, tmp_path / "cache")
+    expected, found = dict(iterate_weights(source)), dict(iterate_weights(folder))
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    ids = torch.arange(3, 40)[None]
+    first, second = families.load_reference(source), families.load_reference(folder)
+    assert torch.equal(first(ids).logits, second(ids).logits)
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])
+def test_weights_are_those_that_transformers_reads_from_the_same_file(
+    tiny_model: Callable[..., Path], tmp_path: Path, kind: str
+) -> None:
+    source = tiny_model("llama")
+    path = write_gguf(source, tmp_path / "m.gguf", kind=getattr(GGMLQuantizationType, kind))
+    truth = _through_library(path, families.load_reference(source), torch.float32)
+    found = dict(iterate_weights(convert(path, tmp_path / "cache")))
+    for name, tensor in found.items():
+        assert torch.equal(tensor, truth[name].to(torch.bfloat16)), name
+
+
+def random_blocks(kind: GGMLQuantizationType, rows: int, columns: int) -> np.ndarray:
+    """Blocks of any bits, with scales that are numbers: there is nothing here that could make K-quants of weights."""
+    block, size = GGML_QUANT_SIZES[kind]
+    data = np.random.default_rng(3).integers(0, 256, (rows, columns // block, size), dtype=np.uint8)
+    halves = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,)}
+    for at in halves.get(kind.name, (0, 2) if kind.name in ("Q4_1", "Q5_1") else (0,)):
+        data[..., at : at + 2] = np.array([0.01], dtype=np.float16).view(np.uint8)
+    return data.reshape(rows, -1)
+
+
+@pytest.mark.parametrize(
+    "name", ["Q4_0", "Q4_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"]
+)
+def test_every_layout_is_widened_as_by_transformers(tmp_path: Path, name: str) -> None:
+    """Two readings of the same bits by two libraries; rows of heads are put in order on the way."""
+    from transformers.integrations.gguf.dequant import dequantize
+
+    kind = getattr(GGMLQuantizationType, name)
+    blocks = random_blocks(kind, 24, 512)
+    writer = GGUFWriter(str(tmp_path / "m.gguf"), "llama")
+    writer.add_token_list(["a", "b"])
+    writer.add_tensor("blk.0.attn_q.weight", blocks, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    table = read_tensor_table(tmp_path / "m.gguf")
+    write_safetensors(
+        *(tmp_path / "m.gguf", tmp_path / "model.safetensors"),
+        *({"w": table["blk.0.attn_q.weight"]}, torch.float32),
+        *(lambda name: 3, lambda fraction: None),
+    )
+    (found,) = [tensor for _, tensor in iterate_weights(tmp_path)]
+    truth = dequantize(torch.from_numpy(blocks), int(kind)).view(24, 512).numpy()
+    assert np.array_equal(permute(found.numpy(), 3), truth)
+
+
+def test_a_layout_that_cannot_be_read_is_refused_by_its_name(
+    tiny_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    source = tiny_model("llama", hidden_size=256, intermediate_size=256)
+    path = write_gguf(source, tmp_path / "m.gguf", kind=GGMLQuantizationType.TQ1_0)
+    with pytest.raises(ModelRefused, match=r"stored as TQ1_0.*Q4_K"):
+        convert(path, tmp_path / "cache")
 
 
 def test_quantized_weights_are_equal_within_their_error(
@@ -223,6 +315,7 @@ def test_an_unknown_way_to_split_text_is_refused_unless_the_original_lies_beside
     ("changes", "reason"),
     [
         ({"leave_out": "blk.1.ffn_up.weight"}, "lacks 1 tensors"),
+        ({"extra_tensor": "blk.1.attn_sub_norm.weight"}, "does not have, first blk.1.attn_sub"),
         ({"extra": {"llama.rope.scaling.type": "yarn"}}, "scales its positions"),
         ({"extra": {"llama.rope.scaling.factor": 8.0}}, "scales its positions"),
     ],
