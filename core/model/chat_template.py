@@ -77,6 +77,10 @@ class ChatTemplate:
             return ChatTemplate(default, special, named.get("tool_use")) if default else None
         return ChatTemplate(str(found), special) if found else None
 
+    def prepare(self) -> None:
+        """Imports the library's renderer, which takes a second, so that the first chat need not wait for it."""
+        import transformers.utils.chat_template_utils  # noqa: F401
+
     def render(
         self,
         messages: list[dict[str, Any]],

@@ -6,7 +6,9 @@ first on. Called by `server/__main__.py` (through the step loop) and by scripts.
 
 from __future__ import annotations
 
+import ctypes
 import re
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -150,6 +152,7 @@ def load_model(
     weights_bytes = _held_bytes(decoder) or shape.weights_bytes
     shape = replace(shape, weights_bytes=weights_bytes)
     plan = plan_memory(shape, engine, kv_cache, model, planned.plan.available_bytes, _kind(device))
+    _trim_heap()
     report("reserving the KV cache", None)
     with watch.phase("kv_cache"):
         from core.model.runner import ModelRunner
@@ -175,6 +178,13 @@ def load_model(
         start_phases=watch.phases,
         notes=planned.notes,
     )
+
+
+def _trim_heap() -> None:
+    """Gives what packing freed back to the system, where the C library is glibc: it would keep it for ever."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
 
 
 def _check_quantization(

@@ -137,6 +137,11 @@ class Tokenizer:
             return _ids_of(self._backend, text)
         return self._encode_shielded(text, sentinel)
 
+    def prepare_chat(self) -> None:
+        """Does early, in whatever thread calls, what the first `encode_chat` would otherwise wait for."""
+        if self._template is not None:
+            self._template.prepare()
+
     def decode(self, token_ids: list[int]) -> str:
         """Ids to text without special tokens. Ids that have no text, whatever their value, are left out."""
         size = self.vocab_size

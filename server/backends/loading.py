@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -23,6 +24,9 @@ from server.config import ServerConfig
 
 if TYPE_CHECKING:
     from core.model.loader import LoadedModel
+
+# What renders chats is imported once the server answers: no start waits for it, and no first chat, unless it is sooner.
+CHAT_DELAY_S = 1.0
 
 
 def make_load(config: ServerConfig) -> Callable[[Report], LoadedThings]:
@@ -42,6 +46,9 @@ def make_load(config: ServerConfig) -> Callable[[Report], LoadedThings]:
             max_model_len=loaded.plan.max_model_len,
         )
         kept = loaded.plan.kv_dtype
+        chat = threading.Timer(CHAT_DELAY_S, loaded.tokenizer.prepare_chat)
+        chat.daemon = True
+        chat.start()
         phases = dict(loaded.start_phases)
         phases["import"] = phases.get("import", 0.0) + imported_s
         return LoadedThings(
