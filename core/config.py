@@ -40,6 +40,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     threads: int | Literal["auto"] = "auto"
     batch_size: int = 32
     max_batched_tokens: int = 512
+    target_step_ms: float = 0.0
     policy: Policy = "continuous"
     prefix_caching: bool = True
     max_waiting: int = 4096

@@ -223,7 +223,10 @@ class Engine:
         for sequence, count, token in rows:
             if not sequence.is_finished:
                 self._update(sequence, count, token, moments_s[-1])
-        self._report = self._report.timed([*moments_s, self._clock()])
+        self._report = report = self._report.timed([*moments_s, self._clock()])
+        self._scheduler.step_budget.observe(
+            report.num_prefill_tokens, report.num_decode_tokens, report.duration_s
+        )
 
     def _check(self, sequence: Sequence) -> None:
         vocab_size, params = self.runner.shape.vocab_size, sequence.params

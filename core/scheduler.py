@@ -15,6 +15,7 @@ from core.block_pool import BlockPool
 from core.config import CacheConfig, EngineConfig
 from core.prefix_cache import PrefixCache
 from core.sequence import Sequence, SequenceStatus
+from core.step_budget import StepBudget
 from core.waiting_queue import WaitingQueue
 
 _MAX_DOUBLINGS = 30
@@ -58,6 +59,7 @@ class Scheduler:
         self._policy = config.policy
         self._max_running = 1 if config.policy == "single" else config.batch_size
         self._max_batched_tokens = config.max_batched_tokens
+        self.step_budget = StepBudget(config.target_step_ms / 1000)
         self._queue_timeout_s = config.queue_timeout_s
         self._block_size = cache_config.block_size
         self._max_model_len = max_model_len
@@ -150,13 +152,16 @@ class Scheduler:
     def _plan_running(self) -> tuple[list[tuple[Sequence, int]], int]:
         """Rows for the running sequences, oldest first, and what they leave of the budget.
 
-        One-token rows (decodes) are never held back; the budget is for the rest.
+        One-token rows (decodes) are never held back; the budget is for the rest. `engine.target_step_ms` bounds it
+        only beside them: a step without them holds nobody up.
         """
         self._clear_seats_if_short_of_blocks()
         rows: list[tuple[Sequence, int]] = []
-        budget = self._max_batched_tokens
         # Kept seats do not count: they never end by themselves, and could starve a prefill of the same batch.
-        budget -= sum(sequence.num_tokens_to_compute == 1 for sequence in self.running)
+        num_single = sum(sequence.num_tokens_to_compute == 1 for sequence in self.running)
+        budget = self._max_batched_tokens - num_single
+        if num_single:
+            budget = self.step_budget.num_prefill_tokens(budget)
         for sequence in list(self.running):
             if sequence.status is SequenceStatus.WAITING:
                 break  # preempted for an older one, and so are all that follow

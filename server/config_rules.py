@@ -120,6 +120,7 @@ RULES: dict[str, Rule] = {
     "engine.threads": whole(1, 1024).or_word("auto"),
     "engine.batch_size": whole(1, 4096),
     "engine.max_batched_tokens": whole(1, 1048576),
+    "engine.target_step_ms": number(0),
     "engine.policy": one_of("continuous", "static", "single"),
     "engine.prefix_caching": switch(),
     "engine.max_waiting": whole(0),

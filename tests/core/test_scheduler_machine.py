@@ -23,9 +23,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         budget=st.integers(1, 20),
         policy=st.sampled_from(["continuous", "continuous", "static", "single"]),
         prefix_caching=st.booleans(),
+        target_step_ms=st.sampled_from([0.0, 0.0, 1e-6, 1.0]),
     )
     def start(
-        self, num_blocks: int, batch_size: int, budget: int, policy: str, prefix_caching: bool
+        self,
+        num_blocks: int,
+        batch_size: int,
+        budget: int,
+        policy: str,
+        prefix_caching: bool,
+        target_step_ms: float,
     ) -> None:
         self.engine, self.runner = make_engine(
             num_blocks=num_blocks,
@@ -34,6 +41,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_batched_tokens=budget,
             policy=policy,
             prefix_caching=prefix_caching,
+            target_step_ms=target_step_ms,
         )
         self.runner.row_failure = lambda sequence: self.doomed.pop(sequence.sequence_id, None)
         self.scheduler = self.engine._scheduler
