@@ -17,8 +17,8 @@ class StepBudget:
     """`target_s`: seconds that a step should take at most. 0: no bound.
 
     A step without prefill tells what the decodes cost; what another takes longer, divided by its prompt tokens, is the
-    cost of one. While prefill goes on the first figure grows old; what it lacks then counts as cost of prompt tokens, and
-    their sum, which is what matters, stays right.
+    cost of one. While prefill goes on the first figure grows old; what it lacks then counts as cost of prompt tokens,
+    and their sum, which is what matters, stays right.
     """
 
     def __init__(self, target_s: float) -> None:

@@ -11,6 +11,7 @@ from loadtest import (
     agreement,
     attention,
     bench,
+    beside,
     compare,
     kv_cache,
     ladder,
@@ -33,6 +34,7 @@ SUBCOMMANDS: dict[str, tuple[ModuleType, str]] = {
     "sweep": (sweep, "one server per value of a setting: throughput against latency"),
     "tune": (tune, "finds batch_size and token budget that meet a latency target"),
     "mixed": (mixed, "20 short prompts and 5 long ones at once"),
+    "beside": (beside, "a long prompt beside running streams: what it does to their gaps"),
     "agreement": (agreement, "locust's percentiles against the server's own histograms"),
     "kv-cache": (kv_cache, "a token with the KV cache against computing the whole prefix again"),
     "paging": (

@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 import pytest
 
-from loadtest import bench, mixed, policies
+from loadtest import bench, beside, mixed, policies
 from loadtest.__main__ import build_parser
 from loadtest.figures import percentile, print_table
 from loadtest.policies import output_lengths, plan, ratios_of, rungs_of
@@ -27,6 +27,7 @@ from loadtest.prompts import (
 )
 from loadtest.scenarios import load_scenarios
 from loadtest.server_process import running_server
+from loadtest.sse_client import RequestRecord
 from loadtest.target import Target
 
 ROOT = Path(__file__).parents[2]
@@ -88,6 +89,26 @@ async def test_mixed_sends_short_and_long_prompts_at_once(
     assert (figures["requests"], figures["output_tokens"]) == (25, 2500)
     assert [body["prompt"] for body in tiny.bodies].count("Hi") == 20
     assert figures["samples"][0][1:] == [3, 1, 0.25]
+
+
+def stream(sent_s: float, *times_s: float) -> RequestRecord:
+    return RequestRecord(sent_s, text_times_s=list(times_s))
+
+
+def test_beside_compares_the_gaps_before_a_long_prompt_with_those_until_its_first_token() -> None:
+    streams = [stream(0, 1.0, 1.01, 1.02, 1.12, 1.24, 1.25, 2.0)] * 2
+    figures = beside.compare_gaps(streams, stream(1.021, 1.245))
+    assert (figures["disturbed_gaps"], figures["undisturbed_p50_ms"]) == (4, 10.0)
+    assert (figures["disturbed_max_ms"], figures["ttft_ms"]) == (120.0, 224.0)
+    assert figures["p99_over_p50"] == pytest.approx(12, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("times_s", "hint"), [((1.0, 1.1), "--stream-tokens"), ((1.9, 3), "--after")]
+)
+def test_beside_says_which_option_to_raise(times_s: tuple[float, ...], hint: str) -> None:
+    with pytest.raises(SystemExit, match=hint):
+        beside.compare_gaps([stream(0, *times_s)], stream(1.5, 2.0))
 
 
 def test_unusable_arguments_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
