@@ -155,7 +155,8 @@ class Scheduler:
         One-token rows (decodes) are never held back; the budget is for the rest. `engine.target_step_ms` bounds it
         only beside them: a step without them holds nobody up.
         """
-        self._clear_seats_if_short_of_blocks()
+        if self._policy == "static":
+            self._clear_seats_if_short_of_blocks()
         rows: list[tuple[Sequence, int]] = []
         # Kept seats do not count: they never end by themselves, and could starve a prefill of the same batch.
         num_single = sum(sequence.num_tokens_to_compute == 1 for sequence in self.running)
@@ -183,10 +184,12 @@ class Scheduler:
         beginning that arrive together compute it once. Nobody who has a row is preempted in the same step, and a step
         that fails empties the cache, so the promise is always kept.
         """
-        count = min(sequence.num_tokens_to_compute, room)
+        count = 1 if room == 1 else min(sequence.num_tokens_to_compute, room)
         rows.append((sequence, count))
-        if self._prefix_cache is not None:
-            self._prefix_cache.publish(sequence, sequence.num_computed_tokens + count)
+        num_computed = sequence.num_computed_tokens + count
+        is_block_filled = num_computed // self._block_size > sequence.num_published_blocks
+        if is_block_filled and self._prefix_cache is not None:
+            self._prefix_cache.publish(sequence, num_computed)
         return count
 
     def _grow(self, sequence: Sequence) -> bool:
@@ -194,6 +197,8 @@ class Scheduler:
         if sequence.is_finished:
             return True  # a kept seat gets no new blocks
         missing = self._blocks_for(sequence.num_tokens) - len(sequence.block_ids)
+        if not missing:
+            return True
         while missing > self._pool.num_available:
             newest = self.running[-1]
             assert newest is not self.running[0], "a lone sequence ran out of blocks"
