@@ -316,7 +316,13 @@ def test_the_plan_loads_no_weights(default_model_folder: Path, monkeypatch) -> N
     monkeypatch.setattr("core.model.weights.MappedWeights", None)
     lines = plan_only(ModelConfig(), EngineConfig(device="cpu"), KVCacheConfig(num_blocks=1024))
     text = "\n".join(lines)
-    assert "weights 311 MiB" in text or "weights 621 MiB" in text  # bfloat16 or float32
+    sizes = {
+        257,
+        513,
+        311,
+        621,
+    }  # bfloat16 or float32; without the kernels a tied embedding is held twice
+    assert any(f"weights {size} MiB" in text for size in sizes)
     assert "1,024 blocks x 16 = 16,384 tokens" in text
     assert "decided by kv_cache.num_blocks" in text
     assert "Maximum concurrency for 8,192 tokens per request: 2.00x" in text
