@@ -13,7 +13,7 @@ from msgspec import UNSET, Struct, UnsetType
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
 
 
-class Exact(Struct, forbid_unknown_fields=True, kw_only=True):
+class Exact(Struct, forbid_unknown_fields=True):
     """An answer carries these fields and no others."""
 
 
@@ -104,10 +104,30 @@ class CompletionLogprobs(Exact):
     text_offset: list[int]
 
 
+class CalledFunction(Exact):
+    """`arguments` is JSON as text; in a stream, a piece of it, and the name only in a call's first chunk."""
+
+    name: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
+
+
+class ToolCall(Exact):
+    """`index` is there in streams only; id and type, in a stream, only in a call's first chunk."""
+
+    function: CalledFunction
+    index: int | UnsetType = UNSET
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+
+
 class Message(Exact):
+    """`reasoning_content` are the thoughts of models that think."""
+
     role: Literal["assistant"]
     content: str | None
     refusal: str | None
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(Exact):
@@ -130,6 +150,8 @@ class ChatCompletion(Exact):
 class Delta(Exact):
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType | None = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChunkChoice(Exact):

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from core import sampling_params as limits
-from server.protocol import responses, structured
+from server.protocol import responses, structured, tools
 from server.protocol.messages import MAX_MESSAGES
 from server.protocol.prompts import MAX_PROMPTS
 from server.protocol.sampling_fields import MAX_CHOICES, MAX_LABEL_LENGTH
@@ -120,6 +120,52 @@ RESPONSE_FORMAT: Schema = {
         {"type": "null"},
     ],
     "description": "`text`, `json_object`, or `json_schema` with `json_schema.schema`.",
+}
+TOOLS: dict[str, Schema] = {
+    "tools": {
+        "type": ["array", "null"],
+        "items": {
+            "type": "object",
+            "properties": {
+                "type": {"const": "function"},
+                "function": {
+                    "type": "object",
+                    "properties": {
+                        "name": {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,64}$"},
+                        "description": {"type": ["string", "null"]},
+                        "parameters": {"type": ["object", "null"]},
+                        "strict": {"type": ["boolean", "null"]},
+                    },
+                    "required": ["name"],
+                },
+            },
+            "required": ["type", "function"],
+        },
+        "maxItems": tools.MAX_TOOLS,
+        "description": "Functions that the model may call; `parameters` are JSON schemas.",
+    },
+    "tool_choice": {
+        "anyOf": [
+            {"enum": ["auto", "none", "required", None]},
+            {
+                "type": "object",
+                "properties": {
+                    "type": {"const": "function"},
+                    "function": {
+                        "type": "object",
+                        "properties": {"name": {"type": "string"}},
+                        "required": ["name"],
+                    },
+                },
+                "required": ["type", "function"],
+            },
+        ],
+        "description": "`required` and a named function are enforced by a grammar, with any model.",
+    },
+    "parallel_tool_calls": {
+        "type": ["boolean", "null"],
+        "description": "False: at most one call.",
+    },
 }
 # At most one of these, or `response_format`, binds the answer to a grammar.
 GRAMMARS: dict[str, Schema] = {

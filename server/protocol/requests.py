@@ -36,12 +36,12 @@ def request_schemas(struct_schemas: Mapping[str, Schema]) -> dict[str, Schema]:
 
     chats = (SamplingFields, OpenAIFields, ChatFields)
     grammars = {**given.GRAMMARS, "response_format": given.RESPONSE_FORMAT}
-    ignored = {"ignored": IGNORED_BY_OPENAI | {"priority"}}
+    ignored = {"ignored": IGNORED_BY_OPENAI | {"priority", "parallel_tool_calls"}}
     schemas = {
         "ChatMessage": given.MESSAGE,
         "ChatRequest": merge(
             chats,
-            {"messages": given.MESSAGES} | grammars,
+            {"messages": given.MESSAGES, **grammars, **given.TOOLS},
             ("messages",),
             refused=chat.REFUSED_FIELDS,
             **ignored,

@@ -179,6 +179,26 @@ def check_events(text, operation):
             msgspec.json.decode(data, type=shapes[-1])
 
 
+async def test_answers_with_calls_have_the_documented_shape(start_server):
+    server = await start_server()
+    function = {"name": "look", "parameters": {"type": "object", "properties": {}}}
+    body = {
+        "messages": [{"role": "user", "content": "look"}],
+        "tools": [{"type": "function", "function": function}],
+        "tool_choice": "required",
+        "parallel_tool_calls": False,
+        "max_tokens": 200,
+        "temperature": 0,
+    }
+    (operation,) = [each for each in OPERATIONS if each.path == "/v1/chat/completions"]
+    response = await server.client.post(operation.path, json=body)
+    assert response.status == 200, await response.text()
+    answer = msgspec.json.decode(await response.read(), type=answers.ChatCompletion)
+    assert answer.choices[0].message.tool_calls
+    response = await server.client.post(operation.path, json={**body, "stream": True})
+    check_events(await response.text(), operation)
+
+
 GETS = ["/v1", "/v1/models", "/v1/models/dummy", "/health", "/health/live", "/version"]
 
 
