@@ -69,7 +69,7 @@ def create_app(
     app[VLLM] = backend if backend.name == "vllm" else beside
     app[STATS] = StatsFeed(backend, metrics, config.engine)
     app.on_response_prepare.append(middlewares.decorate)
-    app.cleanup_ctx.extend((_executor, _grammars, _backend, _stats))
+    app.cleanup_ctx.extend((_executor, _backend, _grammars, _stats))
     app.on_shutdown.extend((_end_stats, _fail_the_rest))
     for module in ROUTE_MODULES:
         app.add_routes(module.routes())
@@ -85,7 +85,9 @@ async def _executor(app: web.Application) -> AsyncIterator[None]:
 
 async def _grammars(app: web.Application) -> AsyncIterator[None]:
     app[GRAMMARS] = Grammars()
+    preparing = asyncio.create_task(app[GRAMMARS].prepare(app[BACKEND]))
     yield
+    preparing.cancel()
     app[GRAMMARS].close()
 
 

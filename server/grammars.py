@@ -7,14 +7,17 @@ A thread of its own: a grammar that takes long keeps nobody waiting but others w
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from concurrent.futures import ThreadPoolExecutor
 
-from core.errors import InvalidValue
+from core.errors import InvalidValue, NoriaError
 from core.interfaces import TextTokenizer
 from core.structured.compiler import CompiledGrammar, GrammarCompiler
 from core.structured.grammar import Grammar
+from server.backends.base import Backend
 
 TIMEOUT_S = 5.0
+IDLE_S = 1.0
 
 
 class Grammars:
@@ -25,24 +28,41 @@ class Grammars:
         self._tokenizer: TextTokenizer | None = None
         self._compiler: GrammarCompiler | None = None
 
+    async def prepare(self, backend: Backend) -> None:
+        """Reads the vocabulary when the model is loaded and nobody asks for anything: the library holds the interpreter
+        lock for a few tenths of a second, which no stream should notice. A grammar that comes earlier does not wait."""
+        with contextlib.suppress(NoriaError):
+            await backend.loaded()
+            tokenizer = backend.served_model().tokenizer
+            while self._compiler is None:
+                await asyncio.sleep(IDLE_S)
+                stats = backend.stats()
+                if self._compiler is None and not stats.num_running + stats.num_waiting:
+                    await self._make_compiler(tokenizer)
+
+    async def _make_compiler(self, tokenizer: TextTokenizer) -> GrammarCompiler:
+        if self._tokenizer is not tokenizer:
+            self._tokenizer, self._compiler = tokenizer, None
+        if self._compiler is None:
+            loop = asyncio.get_running_loop()
+            made = await loop.run_in_executor(self._executor, GrammarCompiler, tokenizer)
+            self._compiler = self._compiler or made
+        return self._compiler
+
     async def compile(
         self, grammar: Grammar | None, tokenizer: TextTokenizer
     ) -> CompiledGrammar | None:
         """None for None. Raises `InvalidValue` with the path of the field that asked for the grammar."""
         if grammar is None:
             return None
-        if self._tokenizer is not tokenizer:
-            self._tokenizer, self._compiler = tokenizer, None
-        if self._compiler is not None and (found := self._compiler.find(grammar)) is not None:
+        compiler = await self._make_compiler(tokenizer)
+        if (found := compiler.find(grammar)) is not None:
             return found
-        loop, executor = asyncio.get_running_loop(), self._executor
+        executor = self._executor
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                if self._compiler is None:
-                    self._compiler = await loop.run_in_executor(
-                        executor, GrammarCompiler, tokenizer
-                    )
-                return await loop.run_in_executor(executor, self._compiler.compile, grammar)
+                loop = asyncio.get_running_loop()
+                return await loop.run_in_executor(executor, compiler.compile, grammar)
         except TimeoutError:
             if self._executor is executor:
                 executor.shutdown(wait=False, cancel_futures=True)
