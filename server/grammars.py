@@ -16,7 +16,7 @@ from core.structured.compiler import CompiledGrammar, GrammarCompiler
 from core.structured.grammar import Grammar
 from server.backends.base import Backend
 
-TIMEOUT_S = 5.0
+TIMEOUT_S = 10.0
 IDLE_S = 1.0
 
 
