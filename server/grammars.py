@@ -26,7 +26,7 @@ class Grammars:
     def __init__(self) -> None:
         self._executor = _executor()
         self._tokenizer: TextTokenizer | None = None
-        self._compiler: GrammarCompiler | None = None
+        self._making: asyncio.Future[GrammarCompiler] | None = None
 
     async def prepare(self, backend: Backend) -> None:
         """Reads the vocabulary when the model is loaded and nobody asks for anything: the library holds the interpreter
@@ -34,20 +34,19 @@ class Grammars:
         with contextlib.suppress(NoriaError):
             await backend.loaded()
             tokenizer = backend.served_model().tokenizer
-            while self._compiler is None:
+            while self._making is None:
                 await asyncio.sleep(IDLE_S)
                 stats = backend.stats()
-                if self._compiler is None and not stats.num_running + stats.num_waiting:
+                if not stats.num_running + stats.num_waiting:
                     await self._make_compiler(tokenizer)
 
     async def _make_compiler(self, tokenizer: TextTokenizer) -> GrammarCompiler:
-        if self._tokenizer is not tokenizer:
-            self._tokenizer, self._compiler = tokenizer, None
-        if self._compiler is None:
+        """The one compiler of a tokenizer, however many ask for it at once."""
+        if self._making is None or self._tokenizer is not tokenizer:
             loop = asyncio.get_running_loop()
-            made = await loop.run_in_executor(self._executor, GrammarCompiler, tokenizer)
-            self._compiler = self._compiler or made
-        return self._compiler
+            self._tokenizer = tokenizer
+            self._making = loop.run_in_executor(self._executor, GrammarCompiler, tokenizer)
+        return await asyncio.shield(self._making)
 
     async def compile(
         self, grammar: Grammar | None, tokenizer: TextTokenizer
@@ -65,7 +64,7 @@ class Grammars:
                 return await loop.run_in_executor(executor, compiler.compile, grammar)
         except TimeoutError:
             if self._executor is executor:
-                executor.shutdown(wait=False, cancel_futures=True)
+                executor.shutdown(wait=False)  # those in its queue have times of their own
                 self._executor = _executor()
             raise InvalidValue(
                 f"{grammar.param} could not be compiled within {TIMEOUT_S:g} s.",

@@ -24,13 +24,13 @@ FORMATS = ["date", "date-time", "email", "uuid", "ipv4", "time"]
 
 
 def random_schema(rng: random.Random) -> dict[str, Any]:
-    """An object schema; one in twenty has a keyword that is seldom supported."""
+    """An object schema; one in thirty has a keyword that is seldom supported."""
     schema = _object(rng, depth=0)
     if rng.random() < 0.15:
         schema["$defs"] = {"part": _object(rng, depth=2)}
         schema["properties"]["part"] = {"$ref": "#/$defs/part"}
         schema["required"] = [*schema.get("required", []), "part"]
-    if rng.random() < 0.05:
+    if rng.random() < 0.03:
         name, value = rng.choice(
             [("not", {"required": ["x"]}), ("if", {}), ("propertyNames", {"maxLength": 5})]
         )
@@ -104,5 +104,5 @@ def _array(rng: random.Random, depth: int) -> dict[str, Any]:
 
 
 def _union(rng: random.Random, depth: int) -> dict[str, Any]:
-    name = "anyOf" if rng.random() < 0.8 else "oneOf"
+    name = "anyOf" if rng.random() < 0.9 else "oneOf"
     return {name: [_constant(rng, depth), _string(rng, depth)]}

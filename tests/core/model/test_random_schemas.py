@@ -63,9 +63,9 @@ def test_random_schemas_compile_finish_and_validate(engine, capsys) -> None:
         except InvalidValue as error:
             reasons[error.message] += 1
             continue
-        rows[key] = (f"Write an example of this JSON schema:\n{text}", GrammarState(compiled))
+        rows[key] = (f"Write a short example of this JSON schema:\n{text}", GrammarState(compiled))
     num_valid = 0
-    for key, (text, end) in answers(engine, rows, max_tokens=400).items():
+    for key, (text, end) in answers(engine, rows, max_tokens=500).items():
         if end != "stop":
             reasons[end] += 1
             continue

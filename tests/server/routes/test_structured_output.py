@@ -11,6 +11,9 @@ import orjson
 import pydantic
 import pytest
 
+from core.structured.compiler import GrammarCompiler
+from server import grammars
+
 USER = [{"role": "user", "content": "Hi"}]
 SCHEMA = {
     "type": "object",
@@ -160,3 +163,25 @@ async def test_hostile_grammars_delay_no_other_stream_by_100_ms(start_server) ->
     await watcher
     assert len(gaps) > 400
     assert max(gaps) < 0.1 + quiet_s, (max(gaps), quiet_s)
+
+
+async def test_many_first_grammars_at_once_read_the_vocabulary_once(client, monkeypatch) -> None:
+    made: list[GrammarCompiler] = []
+
+    def make(tokenizer):
+        time.sleep(0.05)
+        made.append(GrammarCompiler(tokenizer))
+        return made[-1]
+
+    monkeypatch.setattr(grammars, "GrammarCompiler", make)
+    texts = [f"[a-f]{{{length}}}" for length in range(1, 21)]
+    answers = await asyncio.gather(
+        *(
+            client.completions.create(
+                model="dummy", prompt="a", max_tokens=40, extra_body={"regex": text}
+            )
+            for text in texts
+        )
+    )
+    assert [len(answer.choices[0].text) for answer in answers] == list(range(1, 21))
+    assert len(made) == 1
