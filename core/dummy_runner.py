@@ -15,6 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from core.config import CacheConfig, ModelShape
 from core.errors import InvalidValue
 from core.interfaces import ToolFormat
@@ -25,6 +27,7 @@ from core.structured.follow import MaskWorker
 
 _MASK = 2**64 - 1
 _PRINTABLE = range(32, 127)
+_HIDDEN = 8  # of the made-up hidden states: counts of ids modulo 8
 _STRONG_BIAS = 20.0  # a logit_bias from here on decides the token, as it does with real logits
 
 Script = Callable[[Sequence], int] | list[int]
@@ -98,6 +101,9 @@ class DummyRunner:
         for position in range(start, start + count):
             state = _chain(state, sequence.token_ids[position])
             self._slots[table[position // size] * size + position % size] = state
+        if sequence.pool is not None:
+            ids = sequence.token_ids[start : start + count]
+            sequence.pool.add(start, np.eye(_HIDDEN)[[token_id % _HIDDEN for token_id in ids]])
         if self.checks_context:
             self._check_context(sequence, start + count)
         return state

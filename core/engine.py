@@ -26,7 +26,7 @@ from core.sampling_params import SamplingParams
 from core.scheduler import Batch, Scheduler
 from core.sequence import Sequence
 from core.step_report import IDLE, describe, report_step
-from core.update import advance, final_output
+from core.update import advance, final_output, finish_pooled
 
 _log = logging.getLogger("noria.engine")
 _step_log = logging.getLogger("noria.step")
@@ -259,9 +259,12 @@ class Engine:
         sequence.num_computed_tokens += count
         if token is None:
             return
-        output = advance(
-            sequence, token, self._detokenizer, self.runner.shape, self.max_model_len, now_s
-        )
+        if sequence.pool is not None:
+            output = finish_pooled(sequence, token, now_s)
+        else:
+            output = advance(
+                sequence, token, self._detokenizer, self.runner.shape, self.max_model_len, now_s
+            )
         if output.finish_reason is not None:
             self._forget(sequence, output.finish_reason)
         self._outputs.append(output)
@@ -287,7 +290,7 @@ class Engine:
         self._outputs.append(final_output(sequence, reason, error=error))
 
     def _forget(self, sequence: Sequence, reason: FinishReason) -> None:
-        keeps_seat = reason in (FinishReason.STOP, FinishReason.LENGTH)
+        keeps_seat = reason in (FinishReason.STOP, FinishReason.LENGTH) and sequence.pool is None
         self._scheduler.finish(sequence, keeps_seat=keeps_seat)
         sequence.finish_reason = reason
         self._sequences.pop(sequence.sequence_id, None)

@@ -77,6 +77,7 @@ class StepOutput(msgspec.Struct, frozen=True, gc=False):
     `token_id` is None when the output carries no new token (abort, error). `text` is the newly released text; it is
     empty while text is held back, and may hold the text of several tokens. The final output, and only it, has a
     `finish_reason`, and then `timings`. Counts are totals so far: `num_output_tokens` includes end tokens.
+    `embedding`: see `MeanPool`.
     """
 
     sequence_id: str
@@ -90,6 +91,7 @@ class StepOutput(msgspec.Struct, frozen=True, gc=False):
     stop_reason: int | str | None = None
     error: OutputError | None = None
     timings: RequestTimings | None = None
+    embedding: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -242,7 +242,9 @@ class Scheduler:
         headroom = self._headroom(sequence) if self.running else 0
         if available <= headroom:
             return None
-        hits = self._prefix_cache.find(sequence) if self._prefix_cache is not None else []
+        hits = []
+        if self._prefix_cache is not None and sequence.pool is None:  # a pool needs every token
+            hits = self._prefix_cache.find(sequence)
         needed = self._blocks_for(sequence.num_tokens) - len(hits) + self._pool.num_idle(hits)
         if needed + headroom > available:
             assert self.running, "a prompt was accepted that does not fit the empty pool"

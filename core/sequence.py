@@ -12,6 +12,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from core.outputs import FinishReason
+from core.pooling import MeanPool
 from core.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class Sequence:
     choice_index: int = 0
     label: str = ""  # the client's request id, for logs only
     grammar: GrammarState | None = None  # which the output must follow
+    pool: MeanPool | None = None  # of a sequence whose end is an embedding, not a token
 
     num_prompt_tokens: int = field(init=False)
     num_computed_tokens: int = 0

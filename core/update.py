@@ -8,6 +8,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+import msgspec
+
 from core.byte_detokenizer import ByteDetokenizer
 from core.config import ModelShape
 from core.detokenizer import Detokenizer
@@ -78,6 +80,16 @@ def advance(
         stop,
         timings=None if reason is None else _timings(sequence),
     )
+
+
+def finish_pooled(sequence: Sequence, token: SampledToken, now_s: float) -> StepOutput:
+    """The end of a sequence that asked for an embedding. The token sampled behind it only tells of a failure."""
+    assert sequence.pool is not None
+    sequence.first_token_s = sequence.last_token_s = now_s
+    embedding = None if token.failure is not None else sequence.pool.embedding()
+    if embedding is None:
+        return _failure(sequence, "non_finite", _NON_FINITE)
+    return msgspec.structs.replace(final_output(sequence, FinishReason.STOP), embedding=embedding)
 
 
 def final_output(

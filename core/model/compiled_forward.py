@@ -111,6 +111,10 @@ class CompiledForward:
         )
         return self._buffers["logits"][:num_logit_rows]
 
+    def residual(self, num_tokens: int) -> Tensor:
+        """What the last layer left of the last step's tokens, (num_tokens, hidden) float32, before the final norm."""
+        return self._buffers["residual"][:num_tokens]
+
     def time_parts(self) -> Tensor:
         """From now on every forward adds the seconds of its `PARTS` to the tensor returned, (len(PARTS),) float64."""
         self._seconds = torch.zeros(len(PARTS), dtype=torch.float64)

@@ -52,6 +52,10 @@ class FastDecoder:
             self._forward_compiled = CompiledForward(
                 self.shape, self._weights, self._rope, dtype, compiled
             )
+        self._num_tokens = 0
+        self._last: Tensor | None = (
+            None  # where torch computes: (num_tokens, hidden), before the final norm
+        )
         self.weights_bytes = self._weights.size_bytes
         how = f"one C call a step ({kernels.name})" if compiled else f"torch ({reason})"
         self.description = f"fast decoder: {how}, {self._weights.head.kind} linear layers"
@@ -64,9 +68,21 @@ class FastDecoder:
         """See `layout.CausalModel`. The C kernels give float32 logits, torch those of the model's dtype."""
         with torch.inference_mode():
             self._rope.cover(max(layout.context_lens_list))
+            self._num_tokens = token_ids.shape[0]
             if self._forward_compiled is not None:
                 return self._forward_compiled(token_ids, layout, caches, logit_rows)
             return self._forward(token_ids, layout, caches, logit_rows)
+
+    def hidden_states(self) -> Tensor:
+        """See `layout.CausalModel`."""
+        last = self._last
+        if self._forward_compiled is not None:
+            last = self._forward_compiled.residual(self._num_tokens)
+        assert last is not None
+        with torch.inference_mode():
+            x = last.double()
+            scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + self.shape.epsilon)
+            return x * scale * self._weights.final_norm.double()
 
     def time_parts(self) -> Tensor | None:
         """See `CompiledForward.time_parts`; None where plain torch computes."""
@@ -94,6 +110,7 @@ class FastDecoder:
             x = x + self._attend(layer, x, cos, sin, cache, layout, window)
             gate, up = layer.gate_up(self._norm(x, layer.post_norm)).chunk(2, dim=-1)
             x = x + layer.down(functional.silu(gate) * up)
+        self._last = x
         return weights.head(self._norm(x[logit_rows], weights.final_norm))
 
     def _attend(

@@ -46,6 +46,8 @@ class GeneralModel:
         self.use_paged_attention()
         for part in module.modules():
             setattr(part, _CONTEXT, self._context)
+        self._hidden: Tensor | None = None
+        module.get_decoder().register_forward_hook(self._keep_hidden)
 
     def use_paged_attention(self) -> None:
         """Route the layers through the paged cache (again, after `use_library_attention`)."""
@@ -72,6 +74,14 @@ class GeneralModel:
             self._context.layout = self._context.caches = None
         logits: Tensor = output.logits[0]
         return logits
+
+    def hidden_states(self) -> Tensor:
+        """See `layout.CausalModel`."""
+        assert self._hidden is not None
+        return self._hidden
+
+    def _keep_hidden(self, module: Any, inputs: Any, output: Any) -> None:
+        self._hidden = output[0][0]
 
     def _set_attention(self, name: str) -> None:
         self.module.set_attn_implementation(name)

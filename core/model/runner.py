@@ -63,6 +63,8 @@ class ModelRunner:
         logits = self.model.forward(
             step.token_ids, step.layout, self.kv_cache.layers, step.logit_rows
         )
+        if any(sequence.pool is not None for sequence in batch.sequences):
+            self._pool(batch, step.layout.row_starts_list)
         return StepLogits(logits, step.ready)
 
     def sample(self, batch: Batch, logits: StepLogits) -> list[SampledToken | None]:
@@ -94,6 +96,14 @@ class ModelRunner:
                 self.sample(batch, self.run(batch))
                 sequence.num_computed_tokens += count
         self.reset()
+
+    def _pool(self, batch: Batch, starts: list[int]) -> None:
+        """Gives what this step computed to the sequences that want an embedding."""
+        hidden = self.model.hidden_states()
+        for sequence, start, end in zip(batch.sequences, starts, starts[1:], strict=False):
+            if sequence.pool is not None and not sequence.is_finished:
+                rows = hidden[start:end].double().cpu().numpy()
+                sequence.pool.add(sequence.num_computed_tokens, rows)
 
     def _sample_rows(self, logits: Tensor, sequences: list[Sequence]) -> list[SampledToken]:
         """One C call for the rows whose best token is the whole answer, beside any others; the sampler for the rest."""

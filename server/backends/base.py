@@ -39,13 +39,17 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One sequence to compute, fully validated: ids in range, `max_tokens` clamped, room for at least one token."""
+    """One sequence to compute, fully validated: ids in range, `max_tokens` clamped, room for at least one token.
+
+    One that `pools` ends with an embedding of its prompt and generates nothing; not every backend can do that.
+    """
 
     token_ids: list[int]
     params: SamplingParams
     seed: int
     choice_index: int = 0
     grammar: CompiledGrammar | None = None
+    pools: bool = False
 
 
 @dataclass(slots=True)

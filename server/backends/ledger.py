@@ -15,6 +15,7 @@ from collections.abc import Callable
 from core.config import EngineConfig
 from core.errors import Draining, EngineDead, ModelLoading, NoriaError, QueueFull
 from core.outputs import FinishReason, OutputError, StepOutput, StepStats
+from core.pooling import MeanPool
 from core.sequence import Sequence
 from core.structured.follow import GrammarState
 from server.backends.base import BackendStatus, GenerationRequest, RequestRecord
@@ -197,7 +198,7 @@ class Ledger:
         if output.finish_reason is not None:
             self._forget(output.sequence_id, ticket)
         try:
-            if output.token_id is not None:
+            if output.token_id is not None or output.embedding is not None:
                 self._count_token(ticket, output, delivered_s)
             if output.finish_reason is not None:
                 self._count_end(ticket, output, delivered_s)
@@ -244,5 +245,6 @@ def to_sequence(request: GenerationRequest, label: str) -> Sequence:
         choice_index=request.choice_index,
         grammar=None if request.grammar is None else GrammarState(request.grammar),
         label=label[:128],
+        pool=MeanPool() if request.pools else None,
         queued_s=time.monotonic(),
     )

@@ -258,6 +258,8 @@ class VllmBackend:
         record: RequestRecord | None = None,
     ) -> QueueStream:
         record = record or RequestRecord(request_id=request_id, route=route)
+        if any(request.pools for request in requests):
+            raise UnsupportedValue("Embeddings need engine.backend: native.", param="input")
         self._ledger.refuse_if_closed(self.status(), len(requests))
         self._ledger.refuse_if_full(requests)
         for request in requests:

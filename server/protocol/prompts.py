@@ -29,24 +29,26 @@ def check_text(text: object, param: str) -> str:
     return text
 
 
-def check_prompts(prompt: object, vocab_size: int) -> tuple[list[Prompt], bool]:
+def check_prompts(
+    prompt: object, vocab_size: int, name: str = "prompt"
+) -> tuple[list[Prompt], bool]:
     """The four forms of a completion's prompt as a list; also whether it came as a list of prompts."""
     if isinstance(prompt, str):
-        return [check_text(prompt, "prompt")], False
+        return [check_text(prompt, name)], False
     if not isinstance(prompt, list):
-        raise InvalidValue("prompt must be a string or a list of strings or ids.", param="prompt")
+        raise InvalidValue(f"{name} must be a string or a list of strings or ids.", param=name)
     if not prompt:
-        raise InvalidValue("prompt must not be empty.", param="prompt")
+        raise InvalidValue(f"{name} must not be empty.", param=name)
     if not isinstance(prompt[0], (str, list)):
-        return [check_ids(prompt, "prompt", vocab_size)], False
+        return [check_ids(prompt, name, vocab_size)], False
     if len(prompt) > MAX_PROMPTS:
         raise InvalidValue(
-            f"prompt has {len(prompt)} prompts; at most {MAX_PROMPTS} are allowed.", param="prompt"
+            f"{name} has {len(prompt)} entries; at most {MAX_PROMPTS} are allowed.", param=name
         )
     is_text = isinstance(prompt[0], str)
     checked: list[Prompt] = []
     for index, entry in enumerate(prompt):
-        param = f"prompt[{index}]"
+        param = f"{name}[{index}]"
         checked.append(check_text(entry, param) if is_text else check_ids(entry, param, vocab_size))
     return checked, True
 

@@ -101,3 +101,7 @@ class CausalModel(Protocol):
         Returns logits (num_rows, embedding_rows) in the model's dtype or in float32; K and V of all tokens are
         written. They may lie in memory that the next forward uses again.
         """
+
+    def hidden_states(self) -> Tensor:
+        """What the last forward gave to the output head, of all its tokens: (num_tokens, hidden), behind the final
+        norm, in the model's dtype or wider. Valid until the next forward."""
