@@ -19,7 +19,7 @@ from server.protocol.prompts import Prompt, check_amount, check_prompts, names_o
 from server.protocol.sampling_fields import check_model
 
 PARAMS = SamplingParams(max_tokens=1, temperature=0)
-_REFUSED: Mapping[str, tuple[object, ...]] = {
+REFUSED_FIELDS: Mapping[str, tuple[object, ...]] = {
     "dimensions": (),  # these models were not trained so that the first values mean something alone
     "truncate_prompt_tokens": (),
 }
@@ -28,10 +28,9 @@ _REFUSED: Mapping[str, tuple[object, ...]] = {
 class EmbeddingFields(msgspec.Struct, frozen=True):
     model: str | None = None
     encoding_format: str | None = None
-    user: str | None = None
 
 
-_KNOWN = _REFUSED.keys() | set(EmbeddingFields.__struct_fields__) | {"input"}
+_KNOWN = REFUSED_FIELDS.keys() | set(EmbeddingFields.__struct_fields__) | {"input", "user"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +47,7 @@ def parse_embedding(
 ) -> EmbeddingRequest:
     """Raises `NoriaError`; nothing is left to be found wrong but the number of tokens."""
     fields = convert(body, EmbeddingFields)
-    refuse_unsupported(body, _REFUSED)
+    refuse_unsupported(body, REFUSED_FIELDS)
     check_model(fields.model, model)
     if fields.encoding_format not in (None, "float", "base64"):
         raise InvalidValue("encoding_format must be float or base64.", param="encoding_format")

@@ -118,6 +118,18 @@ OPERATIONS = (
         events=_RESPONSE_EVENTS,
         errors=WORK,
     ),
+    Operation(
+        "post",
+        "/v1/embeddings",
+        "OpenAI",
+        "Turn texts into vectors",
+        "The mean of the served model's last hidden states over all tokens of a text, scaled to length 1.",
+        _v1("/embeddings"),
+        request="EmbeddingRequest",
+        example={"input": ["The cat sleeps.", "A cat is asleep."]},
+        answer=other_answers.EmbeddingList,
+        errors=WORK,
+    ),
     *(
         Operation(
             method,

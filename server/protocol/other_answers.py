@@ -1,4 +1,4 @@
-"""The shapes of answers of `/v1/responses` and `/v1/messages`, as `answers.py` has those of the other routes.
+"""The shapes of answers of `/v1/responses`, `/v1/messages` and `/v1/embeddings`; `answers.py` has all others.
 
 Knows no aiohttp.
 """
@@ -223,3 +223,23 @@ class AnthropicErrorBody(Exact):
 
 class InputTokens(Exact):
     input_tokens: int
+
+
+class Embedding(Exact):
+    """Numbers, or with `encoding_format: base64` their float32 bytes, little-endian."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingUsage(Exact):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingList(Exact):
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage

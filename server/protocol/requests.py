@@ -12,11 +12,12 @@ from typing import Any
 
 import msgspec
 
-from server.protocol import anthropic, chat, completions, native, responses
+from server.protocol import anthropic, chat, completions, embeddings, native, responses
 from server.protocol import request_fields as given
 from server.protocol.anthropic import MessageFields
 from server.protocol.chat import ChatFields
 from server.protocol.completions import CompletionFields
+from server.protocol.embeddings import EmbeddingFields
 from server.protocol.fields import IGNORED_BY_OPENAI
 from server.protocol.openai_fields import OpenAIFields
 from server.protocol.request_fields import Schema
@@ -61,7 +62,11 @@ def request_schemas(struct_schemas: Mapping[str, Schema]) -> dict[str, Schema]:
             ("tokens",),
         ),
     }
-    schemas |= {
+    return schemas | _other_schemas(merge) | _native_schemas(merge)
+
+
+def _other_schemas(merge: Callable[..., Schema]) -> dict[str, Schema]:
+    return {
         "ResponseRequest": merge(
             (SamplingFields, ResponseFields),
             {"input": given.INPUT},
@@ -76,6 +81,13 @@ def request_schemas(struct_schemas: Mapping[str, Schema]) -> dict[str, Schema]:
             refused=anthropic.REFUSED_FIELDS,
             ignored=given.OF_MESSAGES,
         ),
+        "EmbeddingRequest": merge(
+            [EmbeddingFields],
+            {"input": given.ANY_PROMPT},
+            ("input",),
+            refused=embeddings.REFUSED_FIELDS,
+            ignored=("user",),
+        ),
         "CountRequest": merge(
             (SamplingFields, MessageFields),
             {"messages": given.TURNS, "system": given.SYSTEM},
@@ -83,7 +95,6 @@ def request_schemas(struct_schemas: Mapping[str, Schema]) -> dict[str, Schema]:
             refused=anthropic.REFUSED_FIELDS,
         ),
     }
-    return schemas | _native_schemas(merge)
 
 
 def _native_schemas(merge: Callable[..., Schema]) -> dict[str, Schema]:
@@ -119,6 +130,7 @@ STRUCTS = (
     DetokenizeFields,
     ResponseFields,
     MessageFields,
+    EmbeddingFields,
 )
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from core.errors import NoriaError
 from core.sampling_params import SamplingParams
-from server.protocol import answers, anthropic, chat, completions, native, responses
+from server.protocol import answers, anthropic, chat, completions, embeddings, native, responses
 from server.protocol.openapi import document
 from server.protocol.operations import OPERATIONS
 from server.protocol.request_fields import FIELDS
@@ -83,6 +83,7 @@ KNOWN = {
     "VllmRequest": native._KNOWN - {"prompt"},
     "ResponseRequest": responses._KNOWN,
     "MessagesRequest": anthropic._KNOWN,
+    "EmbeddingRequest": embeddings._KNOWN,
 }
 
 
