@@ -22,14 +22,14 @@ from core.interfaces import TextTokenizer
 from core.structured.grammar import WHITESPACE, Grammar
 
 MAX_GRAMMAR_BYTES = 256 * 1024
-MAX_CACHED = 256
+MAX_CACHED = 64  # a hostile one may hold 50 MiB of states
 SLOWEST_FIRST_MASK_S = 0.25
 _LIMITS: dict[str, Any] = {
     "initial_lexer_fuel": 1_000_000,
     "step_lexer_fuel": 200_000,
     "step_max_items": 50_000,
     "max_items_in_row": 2000,
-    "max_lexer_states": 50_000,
+    "max_lexer_states": 25_000,
     "max_grammar_size": 250_000,
     "verbose_errors": False,
 }

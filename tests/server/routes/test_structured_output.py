@@ -12,6 +12,7 @@ import pydantic
 import pytest
 
 from core.structured.compiler import GrammarCompiler
+from core.structured.follow import GrammarState
 from server import grammars
 
 USER = [{"role": "user", "content": "Hi"}]
@@ -185,3 +186,30 @@ async def test_many_first_grammars_at_once_read_the_vocabulary_once(client, monk
     )
     assert [len(answer.choices[0].text) for answer in answers] == list(range(1, 21))
     assert len(made) == 1
+
+
+async def test_a_grammar_that_can_be_followed_no_longer_ends_its_own_request(
+    client, monkeypatch
+) -> None:
+    follow = GrammarState.follow
+
+    def fail_later(self, token_ids, num_prompt_tokens):
+        follow(self, token_ids, num_prompt_tokens)
+        if len(token_ids) - num_prompt_tokens == 3:
+            self.failure, self.allowed = "it is too complex", None
+
+    monkeypatch.setattr(GrammarState, "follow", fail_later)
+    options = {"model": "dummy", "prompt": "a", "max_tokens": 9}
+    bound, free = await asyncio.gather(
+        client.completions.create(**options, extra_body={"regex": "[a-z]+"}),
+        client.completions.create(**options),
+        return_exceptions=True,
+    )
+    assert isinstance(bound, openai.BadRequestError)
+    assert "too complex" in bound.message
+    assert free.usage.completion_tokens == 9
+    with pytest.raises(openai.APIError, match="too complex"):
+        async for _ in await client.completions.create(
+            **options, stream=True, extra_body={"regex": "[a-z]+"}
+        ):
+            pass
