@@ -119,7 +119,23 @@ class ChatTemplate:
             raise InvalidValue(
                 "The chat template cannot render these messages.", param="messages"
             ) from error
-        return str(rendered[0])
+        text = str(rendered[0])
+        if any(_is_left_out(message, text) for message in messages):
+            raise InvalidValue(
+                "The chat template of this model has no place for a system message: put it into the first message of "
+                "the user.",
+                param="messages",
+            )
+        return text
+
+
+def _is_left_out(message: dict[str, Any], rendered: str) -> bool:
+    """Whether a template passed over a system message in silence. Its longest word is enough to tell: templates
+    may trim and indent."""
+    content = message.get("content")
+    if message.get("role") not in ("system", "developer") or not isinstance(content, str):
+        return False
+    return max(content.split(), key=len, default="") not in rendered
 
 
 def _normalize(message: dict[str, Any], source: str) -> dict[str, Any]:

@@ -8,6 +8,8 @@ from typing import Any
 
 import msgspec
 
+from core.errors import UnsupportedValue
+from core.interfaces import TextTokenizer
 from core.sampling_params import SamplingParams
 from core.structured.grammar import Grammar
 from server.backends.base import ServedModel
@@ -28,17 +30,20 @@ from server.protocol.structured import parse_grammar
 DEFAULT_MAX_TOKENS = 16
 REFUSED_FIELDS: Mapping[str, tuple[object, ...]] = {
     **REFUSED,
-    "echo": (False,),
     "best_of": (1,),
     "suffix": (),
 }
 _KNOWN = (
-    sampling_fields.NAMES | openai_fields.NAMES | REFUSED_FIELDS.keys() | {"prompt", "logprobs"}
+    sampling_fields.NAMES
+    | openai_fields.NAMES
+    | REFUSED_FIELDS.keys()
+    | {"prompt", "logprobs", "echo"}
 )
 
 
 class CompletionFields(msgspec.Struct, frozen=True):
     logprobs: int | None = None
+    echo: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,18 @@ class CompletionRequest:
     streams: bool
     stream_options: StreamOptions
     grammar: Grammar | None = None
+    echoes: bool = False
+
+    def prefixes(self, ids: list[list[int]], tokenizer: TextTokenizer) -> list[str]:
+        """What the text of every choice begins with: its prompt, if that was asked for. Slow for long prompts of
+        ids."""
+        if not self.echoes:
+            return []
+        texts = [
+            prompt if isinstance(prompt, str) else tokenizer.decode(tokens)
+            for prompt, tokens in zip(self.prompts, ids, strict=True)
+        ]
+        return [text for text in texts for _ in range(self.num_choices)]
 
 
 def parse_completion(
@@ -62,6 +79,8 @@ def parse_completion(
     extra = convert(body, OpenAIFields)
     own = convert(body, CompletionFields)
     refuse_unsupported(body, REFUSED_FIELDS)
+    if own.echo and own.logprobs is not None:
+        raise UnsupportedValue("echo with logprobs is not supported.", param="echo")
     grammar = parse_grammar(body)
     num_choices = check_common(fields, max_choices=MAX_CHOICES)
     check_model(fields.model, model)
@@ -82,4 +101,5 @@ def parse_completion(
         bool(fields.stream),
         extra.stream_options or StreamOptions(),
         grammar,
+        bool(own.echo),
     )

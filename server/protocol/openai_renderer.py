@@ -137,6 +137,11 @@ class OpenAIRenderer:
         self._plain_end = shape.text_end + b',"logprobs":null,"finish_reason":null}]}\n\n'
         self._has_plain_chunks = not has_logprobs and not stream_options.is_continuous
 
+    def begin_with(self, texts: list[str]) -> None:
+        """Texts that stand before those of the choices, in order; they travel with the first token."""
+        for choice, text in zip(self._choices, texts, strict=False):
+            choice.texts.append(text)
+
     def write(self, outputs: list[tuple[int, StepOutput]], *, merges: bool = False) -> bytes:
         """Chunks for what can be said; `merges` joins the tokens of each choice into one chunk."""
         if merges:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 from aiohttp import web
 
 from server.keys import CONFIG, GRAMMARS, RECORD
@@ -35,8 +33,12 @@ class CompletionRoutes:
                 body, model, self._unknown, max_waiting=max_waiting
             ),
         )
-        work = functools.partial(tokenize_prompts, model, checked.prompts, checked.names)
-        ids = await tokenize(request, work, "tokenize")
+
+        def work() -> tuple[list[list[int]], list[str]]:
+            ids = tokenize_prompts(model, checked.prompts, checked.names)
+            return ids, checked.prefixes(ids, model.tokenizer)
+
+        ids, prefixes = await tokenize(request, work, "tokenize")
         grammar = await request.app[GRAMMARS].compile(checked.grammar, model.tokenizer)
         requests = resolve(
             ids,
@@ -56,4 +58,5 @@ class CompletionRoutes:
             stream_options=checked.stream_options,
             request_id=record.request_id,
         )
+        renderer.begin_with(prefixes)
         return await answer(request, requests, renderer, streams=checked.streams)

@@ -160,7 +160,7 @@ ROWS = [
     refused("tool_choice", CHAT, [{"type": "allowed_tools", "allowed_tools": {}}]),
     Row("parallel_tool_calls", CHAT, [True, False], NO_BOOLS),
     Row("parallel_tool_calls", COMPLETIONS, ["a", 5, True], []),
-    refused("echo", COMPLETIONS, [True, 1, "a"], False),
+    Row("echo", COMPLETIONS, [True, False], [1, "a", "true"]),
     refused("best_of", COMPLETIONS, [2, 0, True, "1"], 1),
     refused("suffix", COMPLETIONS, ["a", "", 5]),
     refused("skip_special_tokens", ALL, [False, 1], True),

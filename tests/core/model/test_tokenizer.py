@@ -202,8 +202,23 @@ def test_developer_is_system_for_templates_that_do_not_know_it(tmp_path: Path) -
     messages = [{"role": "developer", "content": "x"}]
     tokenizer = make(tmp_path)
     assert tokenizer.decode(tokenizer.encode_chat(messages)).startswith("system\n")
-    knowing = make(tmp_path, template="{{ messages[0].role }}{# developer #}")
-    assert knowing.decode(knowing.encode_chat(messages)) == "developer"
+    knowing = make(
+        tmp_path, template="{{ messages[0].role }}: {{ messages[0].content }}{# developer #}"
+    )
+    assert knowing.decode(knowing.encode_chat(messages)) == "developer: x"
+
+
+def test_a_template_that_passes_over_a_system_message_is_a_bad_request(tmp_path: Path) -> None:
+    """B086: instructions are never dropped in silence."""
+    template = "{% for m in messages if m.role != 'system' %}{{ m.content }}{% endfor %}"
+    tokenizer = make(tmp_path, template=template)
+    for role in ("system", "developer"):
+        messages = [{"role": role, "content": "Be brief.\n  Be polite."}, *user("Be quick")]
+        with pytest.raises(InvalidValue, match="no place for a system message"):
+            tokenizer.encode_chat(messages)
+    tokenizer.encode_chat([{"role": "system", "content": " \n"}, *user("x")])
+    trimming = "{% for m in messages %}{{ m.content | trim | indent(8) }}{% endfor %}"
+    assert make(tmp_path, template=trimming).encode_chat(messages)
 
 
 def test_a_last_assistant_turn_can_be_continued(tokenizer: Tokenizer) -> None:

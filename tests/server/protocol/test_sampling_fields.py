@@ -170,7 +170,6 @@ def test_known_fields_that_would_change_the_answer_are_refused(
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("echo", True),
         ("best_of", 2),
         ("suffix", "x"),
         ("suffix", ""),

@@ -147,7 +147,7 @@ async def test_a_list_with_one_prompt_too_long_runs_nothing(start_server):
         ("/v1/completions", {"prompt": [5, 999]}),
         ("/v1/completions", {"prompt": "a", "n": 5000}),
         ("/v1/completions", {"prompt": "a", "logprobs": True}),
-        ("/v1/completions", {"prompt": "a", "echo": True}),
+        ("/v1/completions", {"prompt": "a", "echo": True, "logprobs": 1}),
         ("/v1/completions", {}),
         ("/v1/chat/completions", {"messages": [{"content": "hi"}]}),
         ("/v1/chat/completions", {"messages": USER, "audio": {}}),
@@ -348,3 +348,22 @@ async def test_timings_stand_beside_usage_and_count_what_came_from_the_cache(
         assert timings["queue_ms"] is not None
         assert timings["decode_ms"] is not None
         assert timings["preemptions"] == 0
+
+
+@pytest.mark.parametrize("stream_on", [False, True])
+async def test_echo_puts_every_prompt_before_its_choices(start_server, stream_on):
+    server = await start_server()
+    for prompt, texts in (("one", ["one"]), (["a", "b é"], ["a", "b é"]), ([[104, 105]], ["hi"])):
+        body = {"prompt": prompt, "n": 2, "max_tokens": 5, "seed": 1}
+        _, plain = await post(server, "/v1/completions", body)
+        body["echo"] = True
+        if stream_on:
+            read = await stream(server, "/v1/completions", body, num_choices=2 * len(texts))
+            found = [read.choices[index].text for index in range(2 * len(texts))]
+            assert {len(choice.texts) for choice in read.choices.values()} == {5}
+        else:
+            _, answer = await post(server, "/v1/completions", body)
+            found = [choice["text"] for choice in answer["choices"]]
+            assert answer["usage"]["completion_tokens"] == 10 * len(texts)
+        expected = [texts[i // 2] + choice["text"] for i, choice in enumerate(plain["choices"])]
+        assert found == expected
