@@ -148,8 +148,8 @@ def _responses(operation: Operation) -> dict[str, Any]:
     if operation.answer is not None:
         content["application/json"] = {"schema": _ref(operation.answer.__name__)}
     if operation.events:
+        # No schema: some tools hold it against the whole text, others against each event.
         content["text/event-stream"] = {
-            "schema": {"type": "string"},
             "x-events": [
                 {"event": name, "data": _ref(kind.__name__)} for name, kind in operation.events
             ],
