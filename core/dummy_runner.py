@@ -256,6 +256,9 @@ class ByteTokenizer:
             text += "assistant: "
         return list(text.encode("utf-8", "replace"))
 
+    def encode_infill(self, prefix: str, suffix: str) -> list[int]:
+        return list(f"{suffix}|{prefix}".encode())
+
     def decode(self, token_ids: list[int]) -> str:
         return bytes(i for i in token_ids if 0 <= i < 256).decode("utf-8", "replace")
 

@@ -68,6 +68,9 @@ class TextTokenizer(Protocol):
         """Messages to ids through the model's template. Raises `InvalidValue(param="messages")` with the
         template's own (bounded) message where it refuses, and where there is no template."""
 
+    def encode_infill(self, prefix: str, suffix: str) -> list[int]:
+        """The prompt for the text between two others. Raises `UnsupportedValue(param="suffix")`."""
+
     def decode(self, token_ids: list[int]) -> str:
         """Ids to text; special tokens are left out, incomplete UTF-8 becomes U+FFFD, ids out of range are empty."""
 

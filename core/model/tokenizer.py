@@ -17,11 +17,17 @@ from typing import Any
 
 from tokenizers import Tokenizer as Backend
 
-from core.errors import InvalidValue, ModelRefused
+from core.errors import InvalidValue, ModelRefused, UnsupportedValue
 from core.model.chat_template import ChatTemplate, find_sentinel, shield
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _TURN_MARK = re.compile(r"<\|.+\|>|<\w*_of_turn>|\[/?[A-Z_]+\]|<｜.+｜>")
+_INFILL = (  # before the prefix, before the suffix, before the middle
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen 2.5
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, Granite
+    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # SantaCoder
+    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek
+)
 _SHORT_TEXT = 1000  # characters; well under a millisecond
 
 
@@ -141,6 +147,18 @@ class Tokenizer:
         """Does early, in whatever thread calls, what the first `encode_chat` would otherwise wait for."""
         if self._template is not None:
             self._template.prepare()
+
+    def encode_infill(self, prefix: str, suffix: str) -> list[int]:
+        """The prompt that asks for the text between two others, in the order prefix, suffix, middle (Bavarian et al.,
+        Efficient Training of Language Models to Fill in the Middle). Raises `UnsupportedValue` where the vocabulary
+        has no tokens for it."""
+        ids = {text: token_id for token_id, text in self._added.items()}
+        for marks in _INFILL:
+            if ids.keys() >= set(marks):
+                begin, hole, end = (ids[mark] for mark in marks)
+                before, behind = (_ids_of(self._backend, text) for text in (prefix, suffix))
+                return [*self._prefix, begin, *before, hole, *behind, end]
+        raise UnsupportedValue("suffix needs a model with infill tokens.", param="suffix")
 
     def decode(self, token_ids: list[int]) -> str:
         """Ids to text without special tokens. Ids that have no text, whatever their value, are left out."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from core.errors import UnsupportedValue
+from core.errors import InvalidValue, UnsupportedValue
 from core.interfaces import TextTokenizer
 from core.sampling_params import SamplingParams
 from core.structured.grammar import Grammar
@@ -16,7 +16,7 @@ from server.backends.base import ServedModel
 from server.protocol import openai_fields, sampling_fields
 from server.protocol.fields import REFUSED, UnknownFields, convert, refuse_unsupported
 from server.protocol.openai_fields import OpenAIFields, StreamOptions
-from server.protocol.prompts import Prompt, check_amount, check_prompts, names_of
+from server.protocol.prompts import Prompt, check_amount, check_prompts, names_of, tokenize
 from server.protocol.sampling_fields import (
     MAX_CHOICES,
     SamplingFields,
@@ -31,19 +31,19 @@ DEFAULT_MAX_TOKENS = 16
 REFUSED_FIELDS: Mapping[str, tuple[object, ...]] = {
     **REFUSED,
     "best_of": (1,),
-    "suffix": (),
 }
 _KNOWN = (
     sampling_fields.NAMES
     | openai_fields.NAMES
     | REFUSED_FIELDS.keys()
-    | {"prompt", "logprobs", "echo"}
+    | {"prompt", "logprobs", "echo", "suffix"}
 )
 
 
 class CompletionFields(msgspec.Struct, frozen=True):
     logprobs: int | None = None
     echo: bool | None = None
+    suffix: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,14 @@ class CompletionRequest:
     stream_options: StreamOptions
     grammar: Grammar | None = None
     echoes: bool = False
+    suffix: str | None = None
+
+    def tokenize(self, model: ServedModel) -> list[list[int]]:
+        """Ids of every prompt; see `prompts.tokenize`. Raises `UnsupportedValue` where a suffix cannot be told."""
+        ids = tokenize(model, self.prompts, self.names)
+        if self.suffix is None:
+            return ids
+        return [model.tokenizer.encode_infill(str(text), self.suffix) for text in self.prompts]
 
     def prefixes(self, ids: list[list[int]], tokenizer: TextTokenizer) -> list[str]:
         """What the text of every choice begins with: its prompt, if that was asked for. Slow for long prompts of
@@ -91,6 +99,8 @@ def parse_completion(
         logprobs=own.logprobs,
     )
     prompts, is_list = check_prompts(body.get("prompt"), model.shape.vocab_size)
+    if own.suffix is not None and not all(isinstance(prompt, str) for prompt in prompts):
+        raise InvalidValue("suffix needs prompts that are texts.", param="suffix")
     check_amount(len(prompts), num_choices, max_waiting)
     unknown.note(body.keys() - _KNOWN)
     return CompletionRequest(
@@ -102,4 +112,5 @@ def parse_completion(
         extra.stream_options or StreamOptions(),
         grammar,
         bool(own.echo),
+        own.suffix,
     )

@@ -194,6 +194,7 @@ def _span(low: float, high: float) -> Schema:
 # What a struct cannot say of its fields: (description, constraints of the value where it is not null).
 FIELDS: Mapping[str, tuple[str, Schema]] = {
     "echo": ("Whether the texts begin with their prompts; not together with `logprobs`.", {}),
+    "suffix": ("The text behind the one to generate, for models with infill tokens.", {}),
     "encoding_format": ("`float` for numbers, `base64` for their float32 bytes.", {}),
     "model": ("A name or alias of the served model; absent means it.", {}),
     "max_tokens": (

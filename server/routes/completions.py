@@ -9,7 +9,6 @@ from server.protocol.completions import parse_completion
 from server.protocol.fields import UnknownFields
 from server.protocol.openai_renderer import CompletionShape, OpenAIRenderer
 from server.protocol.prompts import resolve
-from server.protocol.prompts import tokenize as tokenize_prompts
 from server.protocol.tally import Tally
 from server.routes.incoming import read, tokenize
 from server.routes.openai import answer, both_ways
@@ -35,7 +34,7 @@ class CompletionRoutes:
         )
 
         def work() -> tuple[list[list[int]], list[str]]:
-            ids = tokenize_prompts(model, checked.prompts, checked.names)
+            ids = checked.tokenize(model)
             return ids, checked.prefixes(ids, model.tokenizer)
 
         ids, prefixes = await tokenize(request, work, "tokenize")

@@ -162,7 +162,7 @@ ROWS = [
     Row("parallel_tool_calls", COMPLETIONS, ["a", 5, True], []),
     Row("echo", COMPLETIONS, [True, False], [1, "a", "true"]),
     refused("best_of", COMPLETIONS, [2, 0, True, "1"], 1),
-    refused("suffix", COMPLETIONS, ["a", "", 5]),
+    Row("suffix", COMPLETIONS, ["a", ""], [5, True, ["a"]]),
     refused("skip_special_tokens", ALL, [False, 1], True),
     refused("prompt_logprobs", ALL, [0, 1], False),
     refused("return_token_ids", ALL, [True], False),

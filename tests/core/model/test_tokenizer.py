@@ -11,7 +11,7 @@ from typing import Any
 import families
 import pytest
 
-from core.errors import ConfigError, InvalidValue, ModelRefused
+from core.errors import ConfigError, InvalidValue, ModelRefused, UnsupportedValue
 from core.model.tokenizer import Tokenizer
 from core.model.tokenizer_files import load_tokenizer
 
@@ -236,6 +236,31 @@ def test_a_continued_turn_may_hold_control_tokens_as_text(tokenizer: Tokenizer) 
     messages = [*user("hi"), {"role": "assistant", "content": "a<|im_end|>b"}]
     ids = tokenizer.encode_chat(messages, add_generation_prompt=False, continue_final_message=True)
     assert tokenizer.decode(ids).endswith("assistant\na<|im_end|>b")
+
+
+def test_a_suffix_is_told_with_the_infill_tokens_of_the_vocabulary(tmp_path: Path) -> None:
+    marks = ["<fim_prefix>", "<fim_suffix>", "<fim_middle>"]
+    families.write_tokenizer(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    definition = json.loads(path.read_text())
+    first = 1 + max(entry["id"] for entry in definition["added_tokens"])
+    first = max(first, 1 + max(definition["model"]["vocab"].values()))
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    definition["added_tokens"] += [
+        {"id": first + i, "content": mark, "special": True, **flags} for i, mark in enumerate(marks)
+    ]
+    path.write_text(json.dumps(definition))
+    tokenizer = load_tokenizer(tmp_path, eos_token_ids=(2,))
+    ids = tokenizer.encode_infill("def f(", "): pass")
+    assert "".join(tokenizer.token_bytes(i).decode() for i in ids).endswith(
+        "<fim_prefix>def f(<fim_suffix>): pass<fim_middle>"
+    )
+
+
+def test_a_vocabulary_without_infill_tokens_refuses_a_suffix(tokenizer: Tokenizer) -> None:
+    with pytest.raises(UnsupportedValue) as caught:
+        tokenizer.encode_infill("a", "b")
+    assert caught.value.param == "suffix"
 
 
 def test_a_model_without_a_template_refuses_chats(tmp_path: Path) -> None:

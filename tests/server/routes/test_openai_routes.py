@@ -367,3 +367,19 @@ async def test_echo_puts_every_prompt_before_its_choices(start_server, stream_on
             assert answer["usage"]["completion_tokens"] == 10 * len(texts)
         expected = [texts[i // 2] + choice["text"] for i, choice in enumerate(plain["choices"])]
         assert found == expected
+
+
+async def test_a_suffix_stands_behind_every_prompt_that_is_a_text(start_server):
+    seen = set()
+
+    def script(sequence):
+        seen.add(bytes(sequence.token_ids).decode())
+        return 65
+
+    server = await start_server(script=script)
+    body = {"prompt": ["a", "b"], "suffix": "end", "max_tokens": 1}
+    assert (await post(server, "/v1/completions", body))[0] == 200
+    assert seen == {"end|a", "end|b"}
+    status, answer = await post(server, "/v1/completions", {**body, "prompt": [65]})
+    assert status == 400
+    assert check_error(answer)["param"] == "suffix"
