@@ -6,7 +6,9 @@ arrive, so that a step costs the number of different tokens, not the length of t
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from core.sampling_params import SamplingParams
@@ -21,6 +23,16 @@ def has_penalties(params: SamplingParams) -> bool:
         or params.presence_penalty != 0
         or params.frequency_penalty != 0
     )
+
+
+def _mask(row: Tensor, allowed: NDArray[np.bool_]) -> None:
+    """Everything but `allowed` to -inf. On a CPU with numpy, which opens no parallel region for one row."""
+    size = len(allowed)
+    row[size:] = -torch.inf
+    if row.device.type == "cpu":
+        np.putmask(row[:size].numpy(), ~allowed, -np.inf)
+    else:
+        row[:size].masked_fill_(~torch.from_numpy(allowed).to(row.device), -torch.inf)
 
 
 class RowAdjuster:
@@ -61,9 +73,7 @@ class RowAdjuster:
             row.index_fill_(0, self._banned.to(device), -torch.inf)
         if grammar is not None:
             assert grammar.allowed is not None
-            allowed = torch.from_numpy(grammar.allowed).to(device)
-            row[: len(allowed)].masked_fill_(~allowed, -torch.inf)
-            row[len(allowed) :].fill_(-torch.inf)
+            _mask(row, grammar.allowed)
 
     def _count_new_tokens(self) -> None:
         token_ids = self.sequence.token_ids

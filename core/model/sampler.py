@@ -131,7 +131,10 @@ class Sampler:
             failures[row] = failures[row] or self._adjust_row(scores[row], sequences[row])
         best, token_ids = best_token(scores)
         is_left = torch.isfinite(best)
-        for row, ok in enumerate(is_left.tolist()):
+        left = is_left.tolist()
+        if all(left):
+            return scores, best, token_ids
+        for row, ok in enumerate(left):
             if not ok and failures[row] is None:
                 failures[row] = (
                     SAMPLING if sequences[row].grammar is None else GRAMMAR
