@@ -14,13 +14,13 @@ import time
 from typing import TYPE_CHECKING
 
 import numpy as np
-from llguidance import LLMatcher
 from numpy.typing import NDArray
 
-from core.structured.compiler import CompiledGrammar
-
 if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
     from core.sequence import Sequence
+    from core.structured.compiler import CompiledGrammar
 
 PATIENCE_S = 0.08  # without any progress
 SLOWEST_MASK_S = 0.03  # of processor time
@@ -133,3 +133,4 @@ def _work(jobs: queue.SimpleQueue[_Job]) -> None:
                 return
             job.num_done += 1
         job.is_done.set()
+        del job, state, sequence  # a thread that waits must not keep what it did last

@@ -373,7 +373,8 @@ def test_nothing_stays_behind_after_five_hundred_requests() -> None:
     stats = engine.stats()
     assert (stats.num_running, stats.num_waiting, stats.num_blocks_used) == (0, 0, 0)
     gc.collect()
-    assert not [o for o in gc.get_objects() if type(o) is Sequence]
+    names = {f"r{number}" for number in range(500)}  # other tests may hold sequences of theirs
+    assert not [o for o in gc.get_objects() if type(o) is Sequence and o.sequence_id in names]
 
 
 def test_a_long_request_is_not_overtaken_by_later_short_ones() -> None:
