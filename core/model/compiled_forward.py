@@ -18,12 +18,12 @@ from core.model.decoder_weights import GATE_LANES, DecoderWeights, LayerWeights
 from core.model.kernels import (
     DTYPES,
     PARTS,
-    ROW_EXTRA_BYTES,
     Kernels,
     Layer,
     Model,
     Scratch,
     attention_of,
+    row_bytes,
     step_of,
 )
 from core.model.rope import RopeTables
@@ -142,7 +142,7 @@ class CompiledForward:
             self._allocate("mixed", num_rows, layer.output.inputs, self._dtype)
             self._allocate("inner", num_rows, shape.inner, self._dtype)
             widest = max(shape.hidden, layer.output.inputs, shape.inner)
-            self._allocate("quantized", num_rows, widest + ROW_EXTRA_BYTES, torch.uint8)
+            self._allocate("quantized", num_rows, row_bytes(widest), torch.uint8)
         if num_logit_rows > self._num_logit_rows or "logits" not in self._buffers:
             self._num_logit_rows = num_logit_rows
             self._allocate("logits", num_logit_rows, self._weights.head.outputs, torch.float32)

@@ -89,7 +89,7 @@ class PackedLinear:
         packed = pack_int8(quantize_int8(weight)) if is_int8 else pack_int4(quantize_int4(weight))
         self._packed = packed
         self.struct.weight, self.struct.kind = packed.weight.data_ptr(), packed.kind
-        self.struct.scale, self.struct.offset = packed.scale.data_ptr(), packed.offset.data_ptr()
+        self.struct.scale = packed.scale.data_ptr()
         self.struct.groups = None if packed.groups is None else packed.groups.data_ptr()
         self.size_bytes = packed.size_bytes
 

@@ -3,8 +3,9 @@
 A weight matrix keeps one float scale per output. In int8 its integers are -127 to 127. In int4 the integers of 32
 inputs of one output are `half * step + minimum`, with half from 0 to 15, and with step (1 to 17) and minimum whole
 numbers themselves: a matrix of 4.5 bits a weight whose products are those of int8, exact and so independent of their
-order. (Scales under a scale are the idea of llama.cpp's K-quants.) Activations are int8 with one scale per row, found
-when they are used (Dettmers et al., LLM.int8(), 2022, without its outliers). Knows matrices, no models. Used by
+order. (Scales under a scale are the idea of llama.cpp's K-quants.) Activations are in block floating point, found when
+they are used: int8 with one scale per row, below which every 64 inputs have a power of two of their own, so that a few
+large ones cost the others nothing; sums of products of such numbers are exact too. Knows matrices, no models. Used by
 `linear.py`.
 """
 
@@ -18,7 +19,9 @@ from torch import Tensor
 
 Quantization = Literal["none", "int8", "int4"]
 
-GROUP_INPUTS = 32
+GROUP_INPUTS = 32  # of an output, with one step and one minimum
+SHIFT_INPUTS = 64  # of a row of activations, with one exponent
+MAX_EXPONENT = 8
 MAX_STEP = 17  # 15 steps of it span 255 of the 255 integers
 _ROWS_AT_ONCE = 128  # of a matrix: temporaries stay in the processor's cache
 
@@ -110,15 +113,43 @@ def _to_integers(x: Tensor) -> tuple[Tensor, Tensor]:
     """Rows of float32 as whole numbers, still float32, and their scales; NaN as the scale where a row is not finite."""
     most = x.abs().amax(dim=1)
     is_finite = torch.isfinite(most)
-    # a division: `127.0 / most` would be a product with the reciprocal, and ties would fall otherwise than in C
-    inverse = torch.full_like(most, 127.0) / most
-    inverse = torch.where(is_finite & (most > 0), inverse, 0.0)
+    inverse = torch.where(is_finite & (most > 0), 127.0 / most, 0.0)
     scale = torch.where(is_finite, most / 127.0, torch.nan)
     return (x.nan_to_num(0.0, 0.0, 0.0) * inverse[:, None]).round(), scale
 
 
+def to_block_floats(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """x: (rows, inputs) float32, which is nearly `integers * 2^shift * scale`.
+
+    Returns integers (rows, groups, 64), -127 to 127 in int8 and zeros behind the last input; shifts (rows, groups)
+    int32, from 0 on and so small that every sum of products with int8 fits 32 bits; scales (rows,) float32: NaN where
+    a row is not finite.
+    """
+    inputs = x.shape[1]
+    top = next(e for e in range(MAX_EXPONENT, -1, -1) if e == 0 or 127 * 127 * inputs << e < 2**31)
+    missing = -inputs % SHIFT_INPUTS
+    grouped = torch.nn.functional.pad(x, (0, missing)).view(x.shape[0], -1, SHIFT_INPUTS)
+    largest = grouped.abs().amax(dim=2)
+    most = largest.amax(dim=1)
+    is_finite = torch.isfinite(most)
+    # a division: `127.0 / most` would be a product with the reciprocal, and ties would fall otherwise than in C
+    inverse = torch.full_like(most, 127.0) / most
+    inverse = torch.where(is_finite & (most > 1e-30), inverse, 0.0)
+    scale = torch.where(is_finite, most / 127.0 / 2**top, torch.nan)
+    # bits of floats, subtracted, are in units of the exponent the logarithm of the quotient, rounded down
+    below = (most.view(torch.int32)[:, None] - largest.view(torch.int32)) >> 23
+    exponent = below.clamp(0, top)
+    factor = inverse[:, None] * (1 << exponent)
+    integers = (grouped.nan_to_num(0.0, 0.0, 0.0) * factor[:, :, None]).round()
+    return integers.to(torch.int8), top - exponent, scale
+
+
 def multiply(x: Tensor, weight: Int8Weight) -> Tensor:
     """x: (rows, inputs) -> float32 (rows, outputs): integers times integers, then both scales."""
-    integers, row_scale = _to_integers(x.float())
-    sums = torch._int_mm(integers.to(torch.int8), weight.values.T)
+    integers, shifts, row_scale = to_block_floats(x.float())
+    inputs, outputs = x.shape[1], weight.values.shape[0]
+    sums = torch.zeros(x.shape[0], outputs, dtype=torch.int32, device=x.device)
+    for g, start in enumerate(range(0, inputs, SHIFT_INPUTS)):
+        part = weight.values[:, start : start + SHIFT_INPUTS].T
+        sums += torch._int_mm(integers[:, g, : part.shape[0]], part) << shifts[:, g, None]
     return sums.float() * row_scale[:, None] * weight.scale

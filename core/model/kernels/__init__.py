@@ -15,14 +15,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from core.model.quantization import Int4Weight, Int8Weight
+from core.model.quantization import GROUP_INPUTS, SHIFT_INPUTS, Int4Weight, Int8Weight
 
 if TYPE_CHECKING:
     from core.model.attention.layout import LayerCache, StepLayout
 
 COLUMNS = 32  # outputs in one packed block of a linear layer
-GROUP_INPUTS = 32  # rows of bytes are padded to whole groups of so many inputs
-ROW_EXTRA_BYTES = GROUP_INPUTS + 4  # padding at most, and the scale behind it
 DTYPES = {torch.bfloat16: 0, torch.float32: 1}
 PARTS = ("norms", "linear", "rope", "attention", "head")  # of a forward, as `Scratch.seconds` times
 INT8, INT4 = 2, 3  # kinds of linear layers beside the dtypes
@@ -32,7 +30,7 @@ _pointer, _whole, _real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
 class Linear(ctypes.Structure):
     _fields_ = [
-        *((name, _pointer) for name in ("weight", "bias", "scale", "offset", "groups")),
+        *((name, _pointer) for name in ("weight", "bias", "scale", "groups")),
         *((name, _whole) for name in ("outputs", "inputs", "kind")),
     ]
 
@@ -165,37 +163,39 @@ class PackedIntegers:
     kind: int
     weight: Tensor
     scale: Tensor
-    offset: Tensor  # -128 times the sums of the integers
     groups: Tensor | None = None
 
     @property
     def size_bytes(self) -> int:
         groups = 0 if self.groups is None else self.groups.nbytes
-        return self.weight.nbytes + self.scale.nbytes + self.offset.nbytes + groups
+        return self.weight.nbytes + self.scale.nbytes + groups
+
+
+def row_bytes(inputs: int) -> int:
+    """What a row of activations takes in 8 bits: its bytes, a shift for each group, a scale and a correction."""
+    groups = -(-inputs // SHIFT_INPUTS)
+    return groups * (SHIFT_INPUTS + 4) + 8
 
 
 def pack_int8(weight: Int8Weight) -> PackedIntegers:
-    """(blocks, inputs / 4, 32, 4); inputs are padded with zeros to whole groups."""
-    values = weight.values
-    values = torch.nn.functional.pad(values, (0, -values.shape[1] % GROUP_INPUTS))
-    return PackedIntegers(INT8, _pack(values, 4), _whole_blocks(weight.scale), _offset(values))
+    """(blocks, inputs / 4, 32, 4) bytes, each 128 more than the integer; inputs are padded to whole groups of 64."""
+    values = weight.values.view(torch.uint8) ^ 128
+    values = torch.nn.functional.pad(values, (0, -values.shape[1] % SHIFT_INPUTS))
+    return PackedIntegers(INT8, _pack(values, 4), _whole_blocks(weight.scale))
 
 
 def pack_int4(weight: Int4Weight) -> PackedIntegers:
-    """(blocks, inputs / 8, 32, 4) bytes of two halves, and (blocks, inputs / 32, 32, 2) bytes of step and minimum."""
-    outputs, inputs = weight.halves.shape
-    low, high = weight.halves.view(outputs, inputs // 8, 2, 4).unbind(2)
+    """(blocks, inputs / 8, 32, 4) bytes of two halves, and (blocks, inputs / 32, 32, 2) bytes of step and minimum, 128
+    more than the minimum is; inputs are padded to whole groups of 64."""
+    pad, missing = torch.nn.functional.pad, -weight.halves.shape[1] % SHIFT_INPUTS
+    halves = pad(weight.halves, (0, missing))
+    outputs, inputs = halves.shape
+    low, high = halves.view(outputs, inputs // 8, 2, 4).unbind(2)
     both = _pack((low | high << 4).reshape(outputs, inputs // 2), 4)
-    groups = torch.stack([weight.step, weight.minimum.view(torch.uint8)], dim=2)
+    groups = torch.stack([weight.step, weight.minimum.view(torch.uint8) ^ 128], dim=2)
+    groups = pad(groups, (0, 0, 0, missing // GROUP_INPUTS))
     packed_groups = _whole_blocks(groups).view(-1, COLUMNS, *groups.shape[1:]).transpose(1, 2)
-    offset = _offset(weight.as_int8(inputs).values)
-    return PackedIntegers(
-        INT4, both, _whole_blocks(weight.scale), offset, packed_groups.contiguous()
-    )
-
-
-def _offset(values: Tensor) -> Tensor:
-    return _whole_blocks(values.sum(dim=1, dtype=torch.int32) * -128)
+    return PackedIntegers(INT4, both, _whole_blocks(weight.scale), packed_groups.contiguous())
 
 
 class Kernels:

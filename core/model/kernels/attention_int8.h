@@ -37,18 +37,18 @@ static float quantize_query(const char *from, int64_t n, int64_t dtype, uint8_t 
     return most / 32767.0f;
 }
 
-/* As score_group, for `words` words of 4 bytes of a key. */
-INLINE void score_bytes(const int nq, const int nt, float *scores, const float *tile, const uint32_t *query, int64_t words,
+/* As score_group, for `num_words` words of 4 bytes of a key. */
+INLINE void score_bytes(const int nq, const int nt, float *scores, const float *tile, const uint32_t *query, int64_t num_words,
                         const float *query_scale, const float *key_scale, const char *const *ahead) {
     vi high[GROUP][TILES] = {0}, low[GROUP][TILES] = {0}, sum[TILES] = {0};
-    for (int64_t i = 0; i < words; i++) {
+    for (int64_t i = 0; i < num_words; i++) {
         UNROLL for (int c = 0; c < nt; c++) {
             vi k = (vi)uload(tile + (i * TILES + c) * VL);
             if (ahead) FETCH(ahead[c * VL] + i * VL * 4);
-            sum[c] = dot_bytes(sum[c], 0x80808080u, k);
+            sum[c] = dot_bytes(sum[c], words(0x80808080u), k);
             UNROLL for (int q = 0; q < nq; q++) {
-                high[q][c] = dot_bytes(high[q][c], query[2 * i * GROUP + q], k);
-                low[q][c] = dot_bytes(low[q][c], query[(2 * i + 1) * GROUP + q], k);
+                high[q][c] = dot_bytes(high[q][c], words(query[2 * i * GROUP + q]), k);
+                low[q][c] = dot_bytes(low[q][c], words(query[(2 * i + 1) * GROUP + q]), k);
             }
         }
     }
@@ -129,8 +129,8 @@ INLINE void value_bytes(const int nq, const int chunk, const float *zipped, int6
             memcpy(&h, weights + q * 2 * SEGMENT + t, 4);
             memcpy(&l, weights + (q * 2 + 1) * SEGMENT + t, 4);
             UNROLL for (int c = 0; c < chunk; c++) {
-                high[q][c] = dot_bytes(high[q][c], h, v[c]);
-                low[q][c] = dot_bytes(low[q][c], l, v[c]);
+                high[q][c] = dot_bytes(high[q][c], words(h), v[c]);
+                low[q][c] = dot_bytes(low[q][c], words(l), v[c]);
             }
         }
     }

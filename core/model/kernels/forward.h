@@ -76,7 +76,7 @@ static void embed(const Model *m, int64_t id, float *out) {
     int64_t a_word = head->kind == F32 ? 1 : head->kind == BF16 ? 2 : 4;
     for (int64_t i = 0; i < m->hidden; i += a_word, w += COLUMNS * 4)
         for (int64_t j = 0; j < min64(a_word, m->hidden - i); j++)
-            out[i + j] = head->kind == INT8 ? head->scale[id] * ((const int8_t *)w)[j] : get(w, j, head->kind);
+            out[i + j] = head->kind == INT8 ? head->scale[id] * (((const uint8_t *)w)[j] - 128) : get(w, j, head->kind);
 }
 
 static void forward(const Model *m, const Step *s, const Scratch *b) {

@@ -8,16 +8,16 @@
 
 enum { BF16 = 0, F32 = 1, INT8 = 2, INT4 = 3 };
 enum { COLUMNS = 32 }; /* outputs of one packed block of a linear layer */
-enum { GROUP_INPUTS = 32 }; /* inputs of an output that share a step and a minimum in 4 bits; rows of bytes are padded to it */
+enum { GROUP_INPUTS = 32 }; /* inputs of an output that share a step and a minimum in 4 bits */
+enum { SHIFT_INPUTS = 64 }; /* inputs of a row of x that share an exponent in 8 bits; rows of bytes are padded to it */
 enum { SEGMENT = 128 }; /* keys of one partial result of attention, at absolute positions */
 
 typedef struct { /* y = x W^T + bias; W packed by `kind` as
-                    [outputs / 32][inputs / 2][32][2] bf16, [outputs / 32][inputs][32] f32, [outputs / 32][inputs / 4][32][4] int8 or
+                    [outputs / 32][inputs / 2][32][2] bf16, [outputs / 32][inputs][32] f32, [outputs / 32][inputs / 4][32][4] bytes of int8 + 128, or
                     [outputs / 32][inputs / 8][32][4] bytes, whose low halves are inputs 0 to 3 of the 8 and high halves 4 to 7 */
     const void *weight;
     const float *bias, *scale; /* (outputs,) or NULL; scale of an output's integers, in whole blocks */
-    const int32_t *offset; /* -128 * the sum of an output's integers: rows of bytes carry 128 too much */
-    const void *groups; /* 4 bits: [outputs / 32][inputs / 32][32] of a byte step and a byte minimum: the integer is half * step + minimum */
+    const void *groups; /* 4 bits: [outputs / 32][inputs / 32][32] of a byte step and a byte minimum + 128: int8 + 128 is half * step + that */
     int64_t outputs, inputs, kind;
 } Linear;
 

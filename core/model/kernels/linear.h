@@ -4,117 +4,167 @@
    gated) is the caller's word. */
 enum { VECTORS = COLUMNS / VL, MAX_ROWS = VL == 16 ? 12 : VL == 8 ? 3 : 2, ROW_CHUNK = 96, AHEAD = 4096 };
 enum { STORE, ADD, GATE, LOGITS };
+#define STAY_IN_MEMORY __asm__ volatile("" ::: "memory")
 
-INLINE int64_t padded(int64_t inputs) { return ceil_div(inputs, GROUP_INPUTS) * GROUP_INPUTS; }
+INLINE int64_t padded(int64_t inputs) { return ceil_div(inputs, SHIFT_INPUTS) * SHIFT_INPUTS; }
 
 INLINE int64_t block_bytes(const Linear *l) {
     return l->kind == BF16 ? COLUMNS * 2 * l->inputs : l->kind == F32 ? COLUMNS * 4 * l->inputs
          : l->kind == INT8 ? COLUMNS * padded(l->inputs) : COLUMNS / 2 * padded(l->inputs);
 }
 
-/* Of one row of x, as the layer reads it: quantized, its bytes are followed by its scale. */
-INLINE int64_t row_bytes(const Linear *l) { return l->kind < INT8 ? l->inputs * width(l->kind) : padded(l->inputs) + (int64_t)sizeof(float); }
-
-/* x as whole numbers from -127 to 127 times one scale: max|x| / 127, or NaN where x is not finite. 128 is added to them. */
-static void quantize_x(const void *x, int64_t n, int dtype, char *out) {
-    vf top = {0}, poison = {0};
-    int64_t i = 0;
-    for (; i + VL <= n; i += VL) {
-        vf v = get_vector(x, i, dtype);
-        top = vmax((vf)((vi)v & 0x7fffffff), top);
-        poison += v * 0.0f;
-    }
-    float most = lane_max(top), scale, rest = lane_sum(poison);
-    for (; i < n; i++) {
-        most = fabsf(get(x, i, dtype)) > most ? fabsf(get(x, i, dtype)) : most;
-        rest += get(x, i, dtype) * 0.0f;
-    }
-    scale = most / 127.0f + rest;
-    float inverse = most > 0 && rest == 0 ? 127.0f / most : 0;
-    for (i = 0; i < padded(n); i += VL) {
-        float last[VL] = {0};
-        if (i + VL > n) for (int64_t j = i; j < n; j++) last[j - i] = get(x, j, dtype);
-        bytes b = __builtin_convertvector((vu)(to_nearest((i + VL > n ? vload(last) : get_vector(x, i, dtype)) * inverse) + 128), bytes);
-        memcpy(out + i, &b, sizeof b);
-    }
-    memcpy(out + padded(n), &scale, sizeof scale);
+/* Of one row of x, as the layer reads it: bytes are followed by a shift for each group of them, a scale and a correction. */
+INLINE int64_t row_bytes(const Linear *l) {
+    return l->kind < INT8 ? l->inputs * width(l->kind) : padded(l->inputs) + (padded(l->inputs) / SHIFT_INPUTS + 2) * 4;
 }
 
-/* One group of 4-bit weights of a block as bytes, in the order of 8-bit ones. */
-INLINE void as_bytes(const char *w, const char *groups, char *tile) {
-    UNROLL for (int v = 0; v < VECTORS; v++) {
-        halves h;
-        memcpy(&h, groups + v * sizeof h, sizeof h);
-        vu group = __builtin_convertvector(h, vu), step = group & 255, minimum = group >> 8;
-        step |= step << 16;
-        minimum |= minimum << 8;
-        minimum |= minimum << 16;
-        UNROLL for (int i = 0; i < GROUP_INPUTS / 8; i++) {
-            vu both = uload(w + i * COLUMNS * 4 + v * VL * 4), low = both & 0x0f0f0f0fu, high = (both >> 4) & 0x0f0f0f0fu;
-            vb a = (vb)((vs)low * (vs)step) + (vb)minimum, b = (vb)((vs)high * (vs)step) + (vb)minimum; /* products stay below 256 */
-            memcpy(tile + (2 * i) * COLUMNS * 4 + v * VL * 4, &a, sizeof a);
-            memcpy(tile + (2 * i + 1) * COLUMNS * 4 + v * VL * 4, &b, sizeof b);
+/* x in block floating point: whole numbers from -127 to 127, times a power of two for each group of inputs, times one scale.
+   The largest |x| takes the largest exponent. It is few enough, `top`, for every sum of products to fit 32 bits:
+   as x = integer * 2^shift * scale, its group's sums are to be shifted by 0 to `top`. The scale is NaN where x is not finite.
+   Weights are read as w + 128: the correction is what the 128 add to every output's sum. */
+static void quantize_x(const void *x, int64_t n, int dtype, char *out) {
+    char *shifts = out + padded(n), *end = shifts + padded(n) / SHIFT_INPUTS * 4;
+    float tail[SHIFT_INPUTS] = {0}, most = 0, scale;
+    int32_t most_bits, bits, top = 8;
+    vf poison = {0};
+    while (top > 0 && (16129 * n) << top >= (int64_t)1 << 31) top--;
+    widen(x, n / SHIFT_INPUTS * SHIFT_INPUTS, n % SHIFT_INPUTS, dtype, tail);
+    for (int64_t i = 0; i < padded(n); i += SHIFT_INPUTS) {
+        int is_tail = i + SHIFT_INPUTS > n;
+        vf largest = {0};
+        UNROLL for (int j = 0; j < SHIFT_INPUTS; j += VL) {
+            vf v = is_tail ? vload(tail + j) : get_vector(x, i + j, dtype);
+            largest = vmax((vf)((vi)v & 0x7fffffff), largest);
+            poison += v * 0.0f;
+        }
+        float m = lane_max(largest);
+        most = m > most ? m : most;
+        memcpy(shifts + i / SHIFT_INPUTS * 4, &m, 4);
+    }
+    float rest = lane_sum(poison), inverse = most > 1e-30f && rest == 0 ? 127.0f / most : 0;
+    vu sum = {0};
+    memcpy(&most_bits, &most, 4);
+    for (int64_t i = 0; i < padded(n); i += SHIFT_INPUTS) {
+        memcpy(&bits, shifts + i / SHIFT_INPUTS * 4, 4);
+        int32_t below = (most_bits - bits) >> 23, exponent = below < top ? below : top, shift = top - exponent; /* most >= 2^below * m */
+        float factor = inverse * (float)(1 << exponent);
+        memcpy(shifts + i / SHIFT_INPUTS * 4, &shift, 4);
+        UNROLL for (int j = 0; j < SHIFT_INPUTS; j += VL) {
+            vi whole = to_nearest((i + SHIFT_INPUTS > n ? vload(tail + j) : get_vector(x, i + j, dtype)) * factor);
+            bytes b = __builtin_convertvector((vu)whole, bytes);
+            memcpy(out + i + j, &b, sizeof b);
+            sum += (vu)whole << shift;
+        }
+    }
+    uint32_t correction = 0;
+    UNROLL for (int i = 0; i < VL; i++) correction += sum[i] * 128;
+    scale = most / 127.0f / (float)(1 << top) + rest;
+    memcpy(end, &scale, 4);
+    memcpy(end + 4, &correction, 4);
+}
+
+/* SHIFT_INPUTS 4-bit weights of a block as bytes, in the order of 8-bit ones; returns where the next are. */
+INLINE const char *as_bytes(const char *w, const char **groups, char *tile) {
+    for (int64_t g = 0; g < SHIFT_INPUTS; g += GROUP_INPUTS, w += GROUP_INPUTS / 2 * COLUMNS, *groups += COLUMNS * 2, tile += GROUP_INPUTS * COLUMNS)
+        UNROLL for (int v = 0; v < VECTORS; v++) {
+            halves h;
+            memcpy(&h, *groups + v * sizeof h, sizeof h);
+            vu group = __builtin_convertvector(h, vu), step = group & 255, minimum = group >> 8;
+            step |= step << 16;
+            minimum |= minimum << 8;
+            minimum |= minimum << 16;
+            UNROLL for (int i = 0; i < GROUP_INPUTS / 8; i++) {
+                vu both = uload(w + i * COLUMNS * 4 + v * VL * 4), low = both & 0x0f0f0f0fu, high = (both >> 4) & 0x0f0f0f0fu;
+                vb a = (vb)((vs)low * (vs)step) + (vb)minimum, b = (vb)((vs)high * (vs)step) + (vb)minimum; /* products stay below 256 */
+                memcpy(tile + (2 * i) * COLUMNS * 4 + v * VL * 4, &a, sizeof a);
+                memcpy(tile + (2 * i + 1) * COLUMNS * 4 + v * VL * 4, &b, sizeof b);
+            }
+        }
+    return w;
+}
+
+/* A word of each of `rows` rows of x times a word of each output's weights, onto the sums; a line or two of memory is fetched. */
+INLINE void add_products(vf acc[MAX_ROWS][VECTORS], const int rows, const char *w, const char *x, int64_t x_stride, const char *ahead, int64_t pace, const int kind) {
+    vu weights[VECTORS];
+    UNROLL for (int v = 0; v < VECTORS; v++) weights[v] = uload(w + v * VL * 4);
+    FETCH(ahead);
+    if (pace > 64) FETCH(ahead + 64);
+    UNROLL for (int r = 0; r < rows; r++) {
+        uint32_t word;
+        memcpy(&word, x + r * x_stride, 4);
+        if (kind >= INT8) {
+            UNROLL for (int v = 0; v < VECTORS; v++) acc[r][v] = (vf)dot_bytes((vi)acc[r][v], weights[v], (vi)words(word));
+        } else if (kind == F32) {
+            float a;
+            memcpy(&a, &word, 4);
+            UNROLL for (int v = 0; v < VECTORS; v++) acc[r][v] += a * (vf)weights[v];
+        } else {
+#ifdef __AVX512BF16__
+            UNROLL for (int v = 0; v < VECTORS; v++)
+                acc[r][v] = (vf)_mm512_dpbf16_ps((__m512)acc[r][v], (__m512bh)_mm512_set1_epi32(word), (__m512bh)weights[v]);
+#else
+            float a = up((u16)word), b = up((u16)(word >> 16));
+            UNROLL for (int v = 0; v < VECTORS; v++) {
+                acc[r][v] += a * (vf)(weights[v] << 16);
+                acc[r][v] += b * (vf)(weights[v] & 0xffff0000u);
+            }
+#endif
         }
     }
 }
 
-/* One block for `rows` rows of x, while the weights `ahead` bytes further on are fetched, a line or two each time. */
-INLINE void product(const int rows, const Linear *l, int64_t block, const char *x, int64_t x_stride, const char *ahead, int64_t pace,
-                    float *out, const int kind) {
-    const char *w = (const char *)l->weight + block * block_bytes(l), *groups = (const char *)l->groups + block * padded(l->inputs) * 2;
-    int64_t steps = kind == BF16 ? l->inputs / 2 : kind == F32 ? l->inputs : padded(l->inputs) / 4, at_once = kind == INT4 ? GROUP_INPUTS / 4 : steps;
-    char tile[GROUP_INPUTS * COLUMNS] __attribute__((aligned(64)));
+/* One block, whose weights are at w, for `rows` rows of x, while the weights `ahead` bytes further on are fetched. */
+INLINE void product(const int rows, const Linear *l, int64_t block, const char *w, const char *x, int64_t x_stride, const char *ahead,
+                    int64_t pace, float *out, const int kind) {
     vf acc[MAX_ROWS][VECTORS] = {0};
-    vi whole[MAX_ROWS][VECTORS];
-    if (kind >= INT8) UNROLL for (int r = 0; r < rows; r++) UNROLL for (int v = 0; v < VECTORS; v++) whole[r][v] = (vi)uload(l->offset + block * COLUMNS + v * VL);
-    if (kind == INT4) pace /= 2;
-    for (; steps > 0; steps -= at_once, w += GROUP_INPUTS / 2 * COLUMNS, groups += COLUMNS * 2) {
+    int64_t steps = kind == BF16 ? l->inputs / 2 : l->inputs;
+    for (int64_t k = 0; k < steps; k++, w += COLUMNS * 4, x += 4, ahead += pace) add_products(acc, rows, w, x, x_stride, ahead, pace, kind);
+    UNROLL for (int r = 0; r < rows; r++) UNROLL for (int v = 0; v < VECTORS; v++) vstore(out + r * COLUMNS + v * VL, acc[r][v]);
+}
+
+/* The same in whole numbers: each group of inputs has sums of its own, which are shifted onto those in `out`. */
+INLINE void whole_product(const int rows, const Linear *l, int64_t block, const char *w, const char *x, int64_t x_stride, const char *ahead,
+                          int64_t pace, float *out, const int kind) {
+    int64_t n = padded(l->inputs);
+    const char *groups = (const char *)l->groups + block * n * 2, *shifts = x + n, *end = shifts + n / SHIFT_INPUTS * 4;
+    char tile[SHIFT_INPUTS * COLUMNS] __attribute__((aligned(LINE)));
+    memset(out, 0, rows * COLUMNS * sizeof(float));
+    for (; shifts < end; shifts += 4) {
+        vf acc[MAX_ROWS][VECTORS] = {0};
         const char *from = w;
         if (kind == INT4) {
-            as_bytes(w, groups, tile);
+            w = as_bytes(w, &groups, tile);
             from = tile;
-        }
-        for (int64_t k = 0; k < at_once; k++, from += COLUMNS * 4, x += 4, ahead += pace) {
-            vu weights[VECTORS];
-            UNROLL for (int v = 0; v < VECTORS; v++) weights[v] = uload(from + v * VL * 4);
-            FETCH(ahead);
-            if (pace > 64) FETCH(ahead + 64);
-            UNROLL for (int r = 0; r < rows; r++) {
-                uint32_t word;
-                memcpy(&word, x + r * x_stride, 4);
-                if (kind >= INT8) {
-                    UNROLL for (int v = 0; v < VECTORS; v++) whole[r][v] = dot_bytes(whole[r][v], word, (vi)weights[v]);
-                } else if (kind == F32) {
-                    float a;
-                    memcpy(&a, &word, 4);
-                    UNROLL for (int v = 0; v < VECTORS; v++) acc[r][v] += a * (vf)weights[v];
-                } else {
-#ifdef __AVX512BF16__
-                    UNROLL for (int v = 0; v < VECTORS; v++)
-                        acc[r][v] = (vf)_mm512_dpbf16_ps((__m512)acc[r][v], (__m512bh)_mm512_set1_epi32(word), (__m512bh)weights[v]);
-#else
-                    float a = up((u16)word), b = up((u16)(word >> 16));
-                    UNROLL for (int v = 0; v < VECTORS; v++) {
-                        acc[r][v] += a * (vf)(weights[v] << 16);
-                        acc[r][v] += b * (vf)(weights[v] & 0xffff0000u);
-                    }
-#endif
-                }
+        } else w += SHIFT_INPUTS * COLUMNS;
+        UNROLL for (int k = 0; k < SHIFT_INPUTS / 4; k++, from += COLUMNS * 4, x += 4, ahead += pace) /* a loop would move registers about */
+            add_products(acc, rows, from, x, x_stride, ahead, pace, kind);
+        STAY_IN_MEMORY; /* the sums in `out`, or the registers would not do */
+        UNROLL for (int r = 0; r < rows; r++) {
+            uint32_t shift;
+            memcpy(&shift, shifts + r * x_stride, 4);
+            UNROLL for (int v = 0; v < VECTORS; v++) {
+                float *to = out + r * COLUMNS + v * VL;
+                vstore(to, (vf)(uload(to) + ((vu)acc[r][v] << shift)));
             }
         }
     }
-    UNROLL for (int r = 0; r < rows; r++) {
-        float scale = 1;
-        if (kind >= INT8) memcpy(&scale, x + r * x_stride, 4);
-        UNROLL for (int v = 0; v < VECTORS; v++)
-            vstore(out + r * COLUMNS + v * VL, kind < INT8 ? acc[r][v] : __builtin_convertvector(whole[r][v], vf) * scale * vload(l->scale + block * COLUMNS + v * VL));
+    for (int r = 0; r < rows; r++) {
+        float scale;
+        uint32_t correction;
+        memcpy(&scale, end + r * x_stride, 4);
+        memcpy(&correction, end + r * x_stride + 4, 4);
+        UNROLL for (int v = 0; v < VECTORS; v++) {
+            float *to = out + r * COLUMNS + v * VL;
+            vstore(to, __builtin_convertvector((vi)(uload(to) - correction), vf) * scale * vload(l->scale + block * COLUMNS + v * VL));
+        }
     }
 }
 
-#define SIGNATURE const Linear *l, int64_t block, const char *x, int64_t stride, const char *ahead, int64_t pace, float *out
-#define PRODUCT_OF(n, name, kind) \
-    static __attribute__((noinline)) void product_##name##_##n(SIGNATURE) { product(n, l, block, x, stride, ahead, pace, out, kind); }
-#define PRODUCT(n) PRODUCT_OF(n, bf16, BF16) PRODUCT_OF(n, f32, F32) PRODUCT_OF(n, int8, INT8) PRODUCT_OF(n, int4, INT4)
+#define SIGNATURE const Linear *l, int64_t block, const char *w, const char *x, int64_t stride, const char *ahead, int64_t pace, float *out
+#define PRODUCT_OF(n, of, name, kind) \
+    static __attribute__((noinline)) void product_##name##_##n(SIGNATURE) { of(n, l, block, w, x, stride, ahead, pace, out, kind); }
+#define PRODUCT(n) \
+    PRODUCT_OF(n, product, bf16, BF16) PRODUCT_OF(n, product, f32, F32) PRODUCT_OF(n, whole_product, int8, INT8) PRODUCT_OF(n, whole_product, int4, INT4)
 typedef void (*Product)(SIGNATURE);
 PRODUCT(1) PRODUCT(2)
 #if defined(__AVX512F__)
@@ -152,19 +202,29 @@ INLINE void finish_row(float *y, const float *bias, int64_t column, int64_t n, i
 /* Called by every thread of a team. x: (rows, inputs) as the layer reads them; the outputs are of `dtype` where they are stored. */
 static void linear_team(const Member *member, const Linear *l, const void *x, int64_t rows, int dtype, int kind, void *out) {
     int64_t blocks = ceil_div(l->outputs, COLUMNS), chunks = ceil_div(rows, ROW_CHUNK), x_stride = row_bytes(l), size = block_bytes(l);
+    char *unpacked = l->kind == INT4 && rows > MAX_ROWS ? aligned_alloc(LINE, padded(l->inputs) * COLUMNS) : 0;
     FOR_TEAM(member, item, blocks * chunks) {
         int64_t block = item / chunks, first = item % chunks * ROW_CHUNK, last = min64(first + ROW_CHUNK, rows), n;
         const char *w = (const char *)l->weight + block * size, *next = w + size, *ahead = w + AHEAD;
         int64_t pace = last - first > MAX_ROWS ? 64 : 128; /* all of it in one pass, or half of the next block in each of two */
+        int weight_kind = (int)l->kind;
         if (pace == 64) ahead = next;
+        if (weight_kind == INT4) pace /= 2;
+        if (weight_kind == INT4 && last - first > MAX_ROWS) { /* unpacked once, and not by each pass */
+            const char *groups = (const char *)l->groups + block * padded(l->inputs) * 2;
+            for (int64_t i = 0; i < padded(l->inputs); i += SHIFT_INPUTS) w = as_bytes(w, &groups, unpacked + i * COLUMNS);
+            w = unpacked;
+            weight_kind = INT8;
+        }
         for (int64_t row = first; row < last; row += n, ahead += size / 2) {
             n = ceil_div(last - row, ceil_div(last - row, MAX_ROWS)); /* 32 rows as 11, 11, 10 */
             float y[MAX_ROWS * COLUMNS];
-            products[l->kind][n - 1](l, block, (const char *)x + row * x_stride, x_stride, ahead, pace, y);
+            products[weight_kind][n - 1](l, block, w, (const char *)x + row * x_stride, x_stride, ahead, pace, y);
             for (int64_t r = 0; r < n; r++)
                 finish_row(y + r * COLUMNS, l->bias, block * COLUMNS, min64(COLUMNS, l->outputs - block * COLUMNS), kind, out, row + r, l->outputs, dtype);
         }
     }
+    free(unpacked);
     wait_for_team(member);
 }
 

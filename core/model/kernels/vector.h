@@ -83,13 +83,15 @@ INLINE void put_vector(void *p, int64_t i, vf x, int dtype) {
     memcpy((u16 *)p + i, &h, sizeof h);
 }
 
-/* sum + the products of the 4 unsigned bytes of x with the 4 signed bytes of each lane of w, exactly. */
-INLINE vi dot_bytes(vi sum, uint32_t x, vi w) {
+INLINE vu words(uint32_t x) { return (vu){0} + x; }
+
+/* sum + the products of the 4 unsigned bytes of each lane of x with the 4 signed bytes of w's, exactly. */
+INLINE vi dot_bytes(vi sum, vu x, vi w) {
 #if defined(__AVX512VNNI__)
-    return (vi)_mm512_dpbusd_epi32((__m512i)sum, _mm512_set1_epi32((int)x), (__m512i)w);
+    return (vi)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)x, (__m512i)w);
 #else
     vs low = ((vs)w << 8) >> 8, high = (vs)w >> 8;
-    vi even = (vi){0} + (int32_t)(x & 0x00ff00ffu), odd = (vi){0} + (int32_t)((x >> 8) & 0x00ff00ffu);
+    vi even = (vi)(x & 0x00ff00ffu), odd = (vi)((x >> 8) & 0x00ff00ffu);
 #if defined(__AVX512BW__)
     return sum + (vi)_mm512_madd_epi16((__m512i)low, (__m512i)even) + (vi)_mm512_madd_epi16((__m512i)high, (__m512i)odd);
 #elif defined(__AVX2__)
@@ -98,8 +100,7 @@ INLINE vi dot_bytes(vi sum, uint32_t x, vi w) {
     return sum + (vi)_mm_madd_epi16((__m128i)low, (__m128i)even) + (vi)_mm_madd_epi16((__m128i)high, (__m128i)odd);
 #else
     vi a = (vi)low, b = (vi)high;
-    return sum + ((a << 16) >> 16) * (int32_t)(x & 255) + ((b << 16) >> 16) * (int32_t)(x >> 8 & 255) +
-           (a >> 16) * (int32_t)(x >> 16 & 255) + (b >> 16) * (int32_t)(x >> 24);
+    return sum + ((a << 16) >> 16) * (even & 255) + ((b << 16) >> 16) * (odd & 255) + (a >> 16) * (even >> 16) + (b >> 16) * (odd >> 16);
 #endif
 #endif
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -33,21 +34,29 @@ def kernels(request: pytest.FixtureRequest) -> Iterator[object]:
 
 
 def exact(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, kind: str) -> torch.Tensor:
-    """The definition, with sums in float64, which holds every one of them."""
+    """The definition, group by group and with sums in float64, which holds every one of them."""
+    inputs = x.shape[1]
+    quantized = quantize_int8(weight) if kind == "int8" else quantize_int4(weight).as_int8(inputs)
+    top = min(8, math.floor(math.log2(2**31 / (127 * 127 * inputs))))
     wide = x.float()
-    most = wide.abs().amax(dim=1)
+    most = wide.abs().amax(dim=1, keepdim=True)
     inverse = torch.where(most > 0, torch.full_like(most, 127) / most, torch.zeros_like(most))
-    integers = (wide * inverse[:, None]).round()
-    quantized = (
-        quantize_int8(weight) if kind == "int8" else quantize_int4(weight).as_int8(x.shape[1])
-    )
-    sums = (integers.double() @ quantized.values.double().T).float()
-    return sums * (most / 127)[:, None] * quantized.scale + bias.float()
+    sums = torch.zeros(x.shape[0], weight.shape[0], dtype=torch.float64)
+    for start in range(0, inputs, 64):
+        group, part = wide[:, start : start + 64], quantized.values[:, start : start + 64]
+        largest = group.abs().amax(dim=1, keepdim=True)
+        powers = [2**e for e in range(top + 1)]
+        power = torch.stack([(largest * p <= most) * p for p in powers]).amax(dim=0)
+        integers = (group * inverse * power).round()
+        assert integers.abs().amax() <= 127
+        sums += (integers.double() @ part.double().T) * (2**top / power)
+    assert sums.abs().amax() < 2**31
+    return sums.float() * (most / 127 / 2**top) * quantized.scale + bias.float()
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("shape", [(96, 64), (40, 30), (7, 3), (33, 1000), (64, 2048)])
+@pytest.mark.parametrize("shape", [(96, 64), (40, 30), (7, 3), (33, 1000), (64, 2048), (33, 20000)])
 def test_quantized_layers_give_the_bits_of_their_definition(kernels, kind, dtype, shape) -> None:
     torch.manual_seed(0)
     weight, bias = torch.randn(shape).to(dtype), torch.randn(shape[0]).to(dtype)
@@ -55,8 +64,11 @@ def test_quantized_layers_give_the_bits_of_their_definition(kernels, kind, dtype
     layer = PackedLinear(weight.clone(), bias, kernels, kind)
     assert layer.kind == "C"
     for rows in (1, 2, 13, 100):
-        x = torch.randn(rows, shape[1]).to(dtype)
+        x = torch.randn(rows, shape[1]) * 2.0 ** torch.randint(-12, 3, (rows, 1))
+        x[:, : shape[1] // 3] /= torch.rand(rows, 1) * 1000 + 1  # groups of other exponents
         x[0] = 0
+        x[-1, 64:128] = 0
+        x = x.to(dtype)
         assert torch.equal(layer(x), exact(x, weight, bias, kind).to(dtype)), rows
 
 
@@ -77,6 +89,27 @@ def test_a_row_that_is_not_finite_is_seen_in_every_output_of_it_alone(compiled, 
     x[1, 5] = bad
     assert torch.isfinite(layer(x)).all(dim=1).tolist() == [True, False, True]
     assert not torch.isfinite(layer(x)[1]).any()
+
+
+@pytest.mark.parametrize("compiled", [KERNELS, None], ids=["C", "torch"])
+def test_a_large_input_costs_precision_in_its_own_group_alone(compiled) -> None:
+    torch.manual_seed(0)
+    weight, x = torch.randn(32, 256), torch.randn(8, 256)
+    x[:, 70] = 500
+    weight[:, 64:128] = 0
+    layer = PackedLinear(weight.clone(), None, compiled, "int8")
+    error = (layer(x) - x @ weight.T).norm() / (x @ weight.T).norm()
+    assert error < 0.03
+
+
+@pytest.mark.parametrize("compiled", [KERNELS, None], ids=["C", "torch"])
+def test_the_largest_sums_fit_their_integers(compiled) -> None:
+    for inputs in (64, 576, 1040, 4160, 20000):
+        weight, x = torch.ones(3, inputs), torch.ones(2, inputs)
+        x[1] = -1
+        layer = PackedLinear(weight, None, compiled, "int8")
+        expected = torch.tensor([[inputs], [-inputs]], dtype=torch.float32).expand(2, 3)
+        assert torch.allclose(layer(x), expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize(("kind", "most"), [("int8", 0.016), ("int4", 0.09)])
