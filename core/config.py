@@ -39,7 +39,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kernels: Literal["auto", "c", "torch"] = "auto"
     threads: int | Literal["auto"] = "auto"
     batch_size: int = 32
-    max_batched_tokens: int = 512
+    max_batched_tokens: int = 256
     target_step_ms: float = 0.0
     policy: Policy = "continuous"
     prefix_caching: bool = True

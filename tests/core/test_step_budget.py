@@ -69,8 +69,8 @@ def test_a_prompt_gets_on_when_the_decodes_alone_take_longer_than_the_target() -
 
 
 def test_nothing_is_held_back_without_a_target_or_without_streams() -> None:
-    assert max(chunks_beside_streams(0.0, 8)[0]) == 504
-    assert max(chunks_beside_streams(1.0, 0)[0]) == 512
+    assert max(chunks_beside_streams(0.0, 8)[0]) == EngineConfig().max_batched_tokens - 8
+    assert max(chunks_beside_streams(1.0, 0)[0]) == EngineConfig().max_batched_tokens
 
 
 def test_prompts_are_finished_one_after_the_other_in_order_of_arrival() -> None:
