@@ -102,12 +102,16 @@ def compare_gaps(streams: Sequence[RequestRecord], long: RequestRecord) -> dict[
     during = [end - begin for begin, end in gaps if long.sent_s <= end <= first_text_s]
     if not during:
         raise SystemExit("nothing streamed until the long prompt's first token.")
+    undisturbed_ms, disturbed_ms, worst_ms = (
+        1000 * (percentile(values, percent) or 0.0)
+        for values, percent in ((before, 50), (during, 50), (during, 99))
+    )
     return {
         "ttft_ms": round((first_text_s - long.sent_s) * 1000, 1),
         "disturbed_gaps": len(during),
-        "undisturbed_p50_ms": round(percentile(before, 50) * 1000, 2),
-        "disturbed_p50_ms": round(percentile(during, 50) * 1000, 2),
-        "disturbed_p99_ms": round(percentile(during, 99) * 1000, 2),
+        "undisturbed_p50_ms": round(undisturbed_ms, 2),
+        "disturbed_p50_ms": round(disturbed_ms, 2),
+        "disturbed_p99_ms": round(worst_ms, 2),
         "disturbed_max_ms": round(max(during) * 1000, 2),
-        "p99_over_p50": round(percentile(during, 99) / percentile(before, 50), 3),
+        "p99_over_p50": round(worst_ms / undisturbed_ms, 3),
     }
