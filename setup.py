@@ -4,8 +4,11 @@ The extension is a plain shared library that `core/model/kernels/__init__.py` op
 needs no Python headers. `optional=True`: without a compiler the install succeeds and torch serves.
 """
 
+import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
@@ -18,6 +21,18 @@ class BuildKernels(build_ext):
 
     def get_export_symbols(self, ext: Extension) -> list[str]:
         return list(ext.export_symbols or [])
+
+    def build_extensions(self) -> None:
+        """Compiles the variants side by side: one after the other they would be most of an installation."""
+        compile_serially = self.compiler.compile
+
+        def compile_together(sources: list[str], **options: Any) -> list[str]:
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                parts = pool.map(lambda source: compile_serially([source], **options), sources)
+                return [path for part in parts for path in part]
+
+        self.compiler.compile = compile_together
+        super().build_extensions()
 
 
 # No -march=native: a wheel must run on any machine; the sources are compiled once per instruction set and the best
