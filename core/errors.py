@@ -108,6 +108,13 @@ class QueueTimeout(NoriaError):
     code = "queue_timeout"
 
 
+class Busy(NoriaError):
+    """Other requests keep the threads that read prompts: nothing is wrong with this one."""
+
+    status = 503
+    code = "busy"
+
+
 class Draining(NoriaError):
     status = 503
     code = "draining"

@@ -17,7 +17,7 @@ from core.sampling_params import SamplingParams
 from server.backends.base import ServedModel
 from server.protocol import sampling_fields
 from server.protocol.chat import ChatPrompt
-from server.protocol.fields import REFUSED, UnknownFields, convert, refuse_unsupported
+from server.protocol.fields import REFUSED, UNBOUND, UnknownFields, convert, refuse_unsupported
 from server.protocol.messages import MAX_MESSAGES
 from server.protocol.sampling_fields import (
     SamplingFields,
@@ -31,6 +31,9 @@ BETWEEN_BLOCKS = "\n\n"
 _ROLES = ("user", "assistant")
 REFUSED_FIELDS: Mapping[str, tuple[object, ...]] = {
     **REFUSED,
+    **UNBOUND,
+    "logprobs": (False,),
+    "top_logprobs": (0,),
     "tools": ([],),
     "tool_choice": ({"type": "auto"}, {"type": "none"}),
     "container": (),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import orjson
 
 from core.errors import (
+    Busy,
     ContextLengthExceeded,
     Draining,
     ModelLoading,
@@ -18,7 +19,7 @@ from server import sse
 from server.protocol.errors import error_headers, error_object
 
 OVERLOADED = 529  # that API's own status for "try again later"; its clients know it
-_OVERLOADED = (QueueTimeout, Draining, ModelLoading)
+_OVERLOADED = (Busy, QueueTimeout, Draining, ModelLoading)
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",

@@ -17,7 +17,7 @@ from server.protocol import openai_fields, sampling_fields
 from server.protocol.fields import REFUSED, UnknownFields, convert, refuse_unsupported
 from server.protocol.messages import check_messages
 from server.protocol.openai_fields import OpenAIFields, StreamOptions
-from server.protocol.prompts import check_amount
+from server.protocol.prompts import check_amount, refuse_hopeless
 from server.protocol.sampling_fields import (
     MAX_CHOICES,
     SamplingFields,
@@ -56,6 +56,7 @@ REFUSED_FIELDS: Mapping[str, tuple[object, ...]] = {
     "modalities": (["text"],),
     "audio": (),
     "chat_template": (),
+    "add_special_tokens": (False,),
     "web_search_options": (),
 }
 
@@ -87,6 +88,11 @@ class ChatPrompt:
     continues_final_message: bool
     template_kwargs: dict[str, Any]
     tools: Tools | None = None
+
+    def tokenize_within(self, model: ServedModel, name: str) -> list[int]:
+        """The same, but what is certain not to fit is refused before it costs anything, as field `name`."""
+        refuse_hopeless(self.messages, model, name)
+        return self.tokenize(model.tokenizer)
 
     def tokenize(self, tokenizer: TextTokenizer) -> list[int]:
         """Slow; belongs in an executor. Raises `InvalidValue` where the template refuses."""

@@ -31,6 +31,7 @@ DEFAULT_MAX_TOKENS = 16
 REFUSED_FIELDS: Mapping[str, tuple[object, ...]] = {
     **REFUSED,
     "best_of": (1,),
+    "add_special_tokens": (True,),
 }
 _KNOWN = (
     sampling_fields.NAMES

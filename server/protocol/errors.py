@@ -12,6 +12,7 @@ import orjson
 
 from core.errors import (
     BY_CODE,
+    Busy,
     Draining,
     EngineDead,
     InternalError,
@@ -24,7 +25,7 @@ from core.outputs import OutputError
 
 MAX_MESSAGE_LENGTH = 500
 DEFAULT_RETRY_AFTER_S = 1.0
-_RETRYABLE = (QueueTimeout, Draining, ModelLoading)
+_RETRYABLE = (Busy, QueueTimeout, Draining, ModelLoading)
 
 
 def error_object(error: NoriaError, request_id: str = "") -> dict[str, str | None]:

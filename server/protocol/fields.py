@@ -48,6 +48,12 @@ REFUSED: Mapping[str, tuple[object, ...]] = {
 }
 """Refused on every route unless null or one of these neutral values."""
 
+UNBOUND: Mapping[str, tuple[object, ...]] = {
+    "response_format": ({"type": "text"},),
+    **dict.fromkeys(sorted(structured.NAMES), ()),
+}
+"""Refused beside `REFUSED` on routes that bind no answer to a grammar."""
+
 REFUSED_PREFIX = "guided_"
 """A family of names that grows with every engine; all of them bind the answer to a grammar."""
 

@@ -224,6 +224,7 @@ _WORDS = {
     "queue_full": "The queue is full.",
     "internal_error": "The server failed to answer this request.",
     "vllm_unavailable": "vLLM is not installed or not enabled.",
+    "busy": "Other prompts keep the threads that read prompts.",
     "queue_timeout": "The request waited too long.",
     "draining": "The server is shutting down.",
     "engine_dead": "The engine has stopped and cannot answer.",

@@ -81,6 +81,21 @@ def tokenize(
     return [tokenizer.encode(p) if isinstance(p, str) else list(p) for p in prompts]
 
 
+def refuse_hopeless(messages: Sequence[dict[str, Any]], model: ServedModel, name: str) -> None:
+    """Raises `ContextLengthExceeded` for a chat that is certain not to fit, before it is rendered. Only what a user
+    says counts: templates may leave out the rest."""
+    said = [message.get("content") for message in messages if message.get("role") == "user"]
+    parts = [
+        part for content in said for part in (content if isinstance(content, list) else [content])
+    ]
+    texts = [part.get("text") if isinstance(part, dict) else part for part in parts]
+    lowest = sum(model.tokenizer.min_num_tokens(t.strip()) for t in texts if isinstance(t, str))
+    if lowest >= model.max_model_len:
+        raise ContextLengthExceeded(
+            _too_long(f"at least {lowest}", model.max_model_len), param=name
+        )
+
+
 def resolve(
     prompts: Sequence[list[int]],
     params: SamplingParams,

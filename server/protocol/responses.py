@@ -19,6 +19,7 @@ from server.protocol.chat import ChatPrompt
 from server.protocol.fields import (
     IGNORED_BY_OPENAI,
     REFUSED,
+    UNBOUND,
     UnknownFields,
     convert,
     refuse_unsupported,
@@ -38,6 +39,11 @@ _TEXT_PARTS = ("input_text", "output_text", "text")
 _NEEDS_STORE = ("previous_response_id", "conversation", "prompt")
 REFUSED_FIELDS: Mapping[str, tuple[object, ...]] = {
     **REFUSED,
+    **UNBOUND,
+    "logprobs": (False,),
+    "echo": (False,),
+    "suffix": ("",),
+    "best_of": (1,),
     "background": (False,),
     "tools": ([],),
     "tool_choice": ("auto", "none"),

@@ -40,7 +40,9 @@ def schema_text(schema: object, param: str) -> str:
             schema = orjson.loads(schema)
         except ValueError:
             raise InvalidValue(f"{param} is not valid JSON.", param=param) from None
-    if not isinstance(schema, (dict, bool)):
+    if schema is True:
+        schema = {}  # as JSON Schema says it
+    if not isinstance(schema, dict):
         raise InvalidValue(f"{param} must be a JSON schema.", param=param)
     return orjson.dumps(schema).decode()
 

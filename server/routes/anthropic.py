@@ -36,7 +36,7 @@ class AnthropicRoutes:
         checked, model = await read(
             request, lambda body, model: parse_message(body, model, self._unknown)
         )
-        work = functools.partial(checked.prompt.tokenize, model.tokenizer)
+        work = functools.partial(checked.prompt.tokenize_within, model, "messages")
         ids = await tokenize(request, work, "template")
         requests = resolve([ids], checked.params, model, names=["messages"])
         record = request[RECORD]

@@ -32,7 +32,7 @@ class ChatRoutes:
             request,
             lambda body, model: parse_chat(body, model, self._unknown, max_waiting=max_waiting),
         )
-        work = functools.partial(checked.prompt.tokenize, model.tokenizer)
+        work = functools.partial(checked.prompt.tokenize_within, model, "messages")
         ids = await tokenize(request, work, "template")
         grammar = await request.app[GRAMMARS].compile(checked.grammar, model.tokenizer)
         requests = resolve(

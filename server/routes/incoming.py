@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 
 from aiohttp import web
 
-from core.errors import BodyTooLarge, InvalidValue
+from core.errors import BodyTooLarge, Busy, InvalidValue
 from server.backends.base import ServedModel
 from server.keys import BACKEND, CONFIG, EXECUTOR, METRICS
 from server.protocol.body import check_content_type, parse_object
@@ -50,21 +50,37 @@ async def parse(request: web.Request, body: bytes, check: Callable[[dict[str, An
 
 
 async def tokenize(
-    request: web.Request, work: Callable[[], T], kind: Literal["template", "tokenize"]
+    request: web.Request,
+    work: Callable[[], T],
+    kind: Literal["template", "tokenize"],
+    param: str | None = None,
 ) -> T:
-    """Runs `work` in the executor for at most `server.template_timeout_s`. Raises `NoriaError`."""
+    """Runs `work` in the executor for at most `server.template_timeout_s`, and waits no longer than that for its turn.
+    `param` names the field in errors. Raises `NoriaError`."""
     timeout_s = request.app[CONFIG].server.template_timeout_s
     metrics = request.app[METRICS]
+    begun_s: list[float] = []
+
+    def begin() -> T:
+        begun_s.append(time.monotonic())
+        return work()
+
     started_s = time.monotonic()
-    future = asyncio.get_running_loop().run_in_executor(request.app[EXECUTOR], work)
+    future = asyncio.get_running_loop().run_in_executor(request.app[EXECUTOR], begin)
     try:
-        async with asyncio.timeout(timeout_s):
+        await asyncio.wait({future}, timeout=timeout_s)
+        if not future.done() and begun_s:  # its turn came late: it has the same time as others
+            left_s = begun_s[0] + timeout_s - time.monotonic()
+            await asyncio.wait({future}, timeout=max(0.0, left_s))
+        if future.done():
             return await future
-    except TimeoutError:
         metrics.observe_failure("template")
+        if not begun_s:
+            raise Busy(f"Other prompts kept this one waiting for {timeout_s:g} s. Try again.")
         raise InvalidValue(
             f"The prompt could not be turned into tokens within {timeout_s:g} s.",
-            param="messages" if kind == "template" else "prompt",
-        ) from None
+            param=param or ("messages" if kind == "template" else "prompt"),
+        )
     finally:
+        future.cancel()
         metrics.observe_executor(kind, time.monotonic() - started_s)

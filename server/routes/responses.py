@@ -36,7 +36,7 @@ class ResponseRoutes:
         checked, model = await read(
             request, lambda body, model: parse_response(body, model, self._unknown)
         )
-        ids = await tokenize(request, lambda: _tokenize(checked, model), "template")
+        ids = await tokenize(request, lambda: _tokenize(checked, model), "template", "input")
         requests = resolve([ids], checked.params, model, names=["input"])
         record = request[RECORD]
         renderer = ResponseRenderer(
@@ -56,7 +56,7 @@ class ResponseRoutes:
 def _tokenize(checked: ResponseRequest, model: ServedModel) -> list[int]:
     """Slow; runs in the executor."""
     try:
-        return checked.prompt.tokenize(model.tokenizer)
+        return checked.prompt.tokenize_within(model, "input")
     except InvalidValue as error:
         raise InvalidValue(error.message, param="input") from None
 

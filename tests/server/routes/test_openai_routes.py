@@ -8,6 +8,8 @@ import json
 import pytest
 from strict_clients import check_error, check_usage, read_openai_stream
 
+from server.app import EXECUTOR_THREADS
+
 CHAT = "chat.completion.chunk"
 USER = [{"role": "user", "content": "hi"}]
 
@@ -235,6 +237,76 @@ async def test_a_template_that_takes_too_long_costs_only_its_request(start_serve
     status, _ = await post(server, "/v1/chat/completions", {"messages": USER, "max_tokens": 2})
     assert status == 200
     await server.idle()
+
+
+async def test_who_waits_behind_slow_prompts_is_told_to_try_again(start_server, monkeypatch):
+    server = await start_server({"server.template_timeout_s": 0.2})
+    release = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    fast = type(server.tokenizer).encode_chat
+
+    def encode_chat(self, messages, **options):
+        if messages[0]["content"] == "slow":
+            asyncio.run_coroutine_threadsafe(release.wait(), loop).result(10)
+        return fast(self, messages, **options)
+
+    monkeypatch.setattr(type(server.tokenizer), "encode_chat", encode_chat)
+    body = {"messages": [{"role": "user", "content": "slow"}]}
+    slow = [
+        asyncio.create_task(post(server, "/v1/chat/completions", body))
+        for _ in range(EXECUTOR_THREADS)
+    ]
+    await asyncio.sleep(0.1)
+    async with server.client.post("/v1/chat/completions", json={"messages": USER}) as response:
+        assert response.status == 503
+        assert response.headers["retry-after"]
+        assert check_error(await response.json())["code"] == "busy"
+    assert [status for status, _ in await asyncio.gather(*slow)] == [400] * len(slow)
+    release.set()
+    status, _ = await post(server, "/v1/chat/completions", {"messages": USER, "max_tokens": 2})
+    assert status == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 99_999}]}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "x" * 99_999}]}),
+        ("/v1/responses", {"input": "x" * 99_999}),
+    ],
+)
+async def test_a_chat_that_cannot_fit_is_refused_before_it_is_rendered(
+    start_server, monkeypatch, path, body
+):
+    server = await start_server()
+    monkeypatch.setattr(type(server.tokenizer), "encode_chat", None)
+    status, answer = await post(server, path, {"model": "dummy", "max_tokens": 1, **body})
+    assert status == 400
+    message = answer["error"]["message"]
+    assert "at least" in message or "too long" in message
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("guided_regex", "[0-9]{3}"),
+        ("guided_choice", ["a"]),
+        ("structured_outputs", {"regex": "a"}),
+        ("response_format", {"type": "json_object"}),
+        ("logprobs", True),
+    ],
+)
+async def test_fields_that_would_bind_an_answer_are_refused_where_nothing_reads_them(
+    start_server, path, name, value
+):
+    server = await start_server()
+    prompt = {"messages": USER} if "messages" in path else {"input": "hi"}
+    status, answer = await post(
+        server, path, {"model": "dummy", "max_tokens": 1, **prompt, name: value}
+    )
+    assert status == 400
+    assert name in answer["error"]["message"]
 
 
 async def test_logprobs_have_the_shape_of_their_route(start_server):
