@@ -162,6 +162,8 @@ ROWS = [
     Row("parallel_tool_calls", COMPLETIONS, ["a", 5, True], []),
     Row("echo", COMPLETIONS, [True, False], [1, "a", "true"]),
     refused("best_of", COMPLETIONS, [2, 0, True, "1"], 1),
+    refused("add_special_tokens", COMPLETIONS, [False, 1, "true"], True),
+    refused("add_special_tokens", CHAT, [True, 0, "false"], False),
     Row("suffix", COMPLETIONS, ["a", ""], [5, True, ["a"]]),
     refused("skip_special_tokens", ALL, [False, 1], True),
     refused("prompt_logprobs", ALL, [0, 1], False),
