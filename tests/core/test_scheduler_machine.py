@@ -152,7 +152,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "engine"):
             return
-        for _ in range(5_000):
+        for _ in range(50_000):  # a hundred times four answers, one seat
             if not self.engine.has_work:
                 break
             self.step_once()
