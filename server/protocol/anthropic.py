@@ -18,7 +18,7 @@ from server.backends.base import ServedModel
 from server.protocol import sampling_fields
 from server.protocol.chat import ChatPrompt
 from server.protocol.fields import REFUSED, UNBOUND, UnknownFields, convert, refuse_unsupported
-from server.protocol.messages import MAX_MESSAGES
+from server.protocol.messages import MAX_MESSAGES, text_of_part
 from server.protocol.sampling_fields import (
     SamplingFields,
     check_common,
@@ -164,18 +164,6 @@ def _text(content: object, path: str) -> str:
         return content
     if not isinstance(content, list):
         raise InvalidValue(f"{path} must be a string or a list of text blocks.", param=path)
-    return BETWEEN_BLOCKS.join(_block(block, f"{path}[{i}]") for i, block in enumerate(content))
-
-
-def _block(block: object, path: str) -> str:
-    if not isinstance(block, dict):
-        raise InvalidValue(f"{path} must be an object.", param=path)
-    kind = block.get("type")
-    if not isinstance(kind, str):
-        raise InvalidValue(f"{path}.type must be a string.", param=f"{path}.type")
-    if kind != "text":
-        raise UnsupportedValue(f"{path}: only blocks of type text are supported.", param=path)
-    text = block.get("text")
-    if not isinstance(text, str):
-        raise InvalidValue(f"{path}.text must be a string.", param=f"{path}.text")
-    return text
+    return BETWEEN_BLOCKS.join(
+        text_of_part(block, f"{path}[{i}]", "blocks") for i, block in enumerate(content)
+    )

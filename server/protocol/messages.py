@@ -61,17 +61,18 @@ def _content(content: object, path: str, *, may_be_empty: bool) -> str:
         return ""
     if not isinstance(content, list):
         raise InvalidValue(f"{path} must be a string or a list of text parts.", param=path)
-    return "".join(_part(part, f"{path}[{index}]") for index, part in enumerate(content))
+    return "".join(text_of_part(part, f"{path}[{index}]") for index, part in enumerate(content))
 
 
-def _part(part: object, path: str) -> str:
+def text_of_part(part: object, path: str, noun: str = "parts") -> str:
+    """The text of one member of a content list; `noun` is what the API calls them. Raises for any other kind."""
     if not isinstance(part, dict):
         raise InvalidValue(f"{path} must be an object.", param=path)
     kind = part.get("type")
     if not isinstance(kind, str):
         raise InvalidValue(f"{path}.type must be a string.", param=f"{path}.type")
     if kind != "text":
-        raise UnsupportedValue(f"{path}: only parts of type text are supported.", param=path)
+        raise UnsupportedValue(f"{path}: only {noun} of type text are supported.", param=path)
     text = part.get("text")
     if not isinstance(text, str):
         raise InvalidValue(f"{path}.text must be a string.", param=f"{path}.text")

@@ -74,9 +74,9 @@ async def tokenize(
             await asyncio.wait({future}, timeout=max(0.0, left_s))
         if future.done():
             return await future
-        metrics.observe_failure("template")
         if not begun_s:
             raise Busy(f"Other prompts kept this one waiting for {timeout_s:g} s. Try again.")
+        metrics.observe_failure("template")
         raise InvalidValue(
             f"The prompt could not be turned into tokens within {timeout_s:g} s.",
             param=param or ("messages" if kind == "template" else "prompt"),
