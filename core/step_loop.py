@@ -1,112 +1,32 @@
 """`StepLoop`: the one thread that loads the model, owns every sequence, block and tensor, and steps the engine.
 
 The same thread loads and computes because each thread that opens a parallel region gets an OpenMP team of its own, and
-two teams ruin each other. Others only put commands into the inbox and read the heartbeat. Knows no asyncio: it is given
-`deliver`, a plain callable. Used by `server/backends/native.py`.
+two teams ruin each other. Others only put commands into the inbox and read the heartbeat (`lane.py`). Knows no asyncio:
+it is given `deliver`, a plain callable. Used by `server/backends/native.py`; several engines share a thread in
+`turns.py`.
 """
 
 from __future__ import annotations
 
 import gc
-import logging
 import threading
-import time
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Literal, Protocol
 
 from core.engine import Engine
-from core.errors import NoriaError
-from core.outputs import FinishReason, OutputError, StepOutput, StepStats
-from core.sequence import Sequence
-from core.update import final_output
+from core.lane import DEAD, SHUTDOWN, Deliver, Lane, Load, OnPhase, Phase, Report, Stopped
 
-_log = logging.getLogger("noria.engine")
-
-Phase = Literal["loading", "ready", "draining", "dead"]
-Deliver = Callable[[list[StepOutput], StepStats], None]
-
-_DEAD = OutputError("engine_dead", "engine_dead", "The engine has stopped and cannot answer.")
-_SHUTDOWN = OutputError("draining", "shutdown", "The server is shutting down.")
-_ADD_FAILED = OutputError("internal_error", "step", "The engine could not take this request.")
+__all__ = ["Deliver", "Load", "OnPhase", "Phase", "Report", "StepLoop"]
 
 
-class Report(Protocol):
-    """How `load` tells what it is doing; `progress` is 0 to 1."""
+class StepLoop(Lane):
+    """A lane with a thread of its own. Starts with `start`, ends with `stop`."""
 
-    def __call__(self, message: str, progress: float | None = None) -> None: ...
-
-
-class OnPhase(Protocol):
-    """Told in the step thread whenever the phase or the loading message changes."""
-
-    def __call__(self, phase: Phase, message: str, progress: float | None = None) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Heartbeat:
-    """When the loop last went round (monotonic, seconds; 0.0 before the first), and whether it had work then."""
-
-    time_s: float = 0.0
-    has_work: bool = False
-
-
-class _Stopped(BaseException):
-    """Raised out of `load` through its progress reports when nobody wants the engine any more."""
-
-
-class StepLoop:
-    """Starts with `start`, ends with `stop`; every other method may be called from any thread at any time.
-
-    Every sequence given to `add` gets exactly one final output, also when loading failed, the loop died or it stopped.
-    `deliver` is called once per step, and after an inbox drain without a step, so that gauges are right when idle.
-    """
-
-    def __init__(
-        self, load: Callable[[Report], Engine], deliver: Deliver, on_phase: OnPhase
-    ) -> None:
+    def __init__(self, load: Load, deliver: Deliver, on_phase: OnPhase) -> None:
+        super().__init__(deliver, on_phase)
         self._load = load
-        self._deliver_outputs = deliver
-        self._on_phase = on_phase
-        self._condition = threading.Condition()
-        self._aborts: deque[str] = deque()  # the inbox, guarded by the condition
-        self._adds: deque[Sequence] = deque()
-        self._stop_deadline_s: float | None = None
-        self._drained: deque[Sequence] = (
-            deque()
-        )  # taken from the inbox, not yet given to the engine
-        self._outputs: list[StepOutput] = []  # not yet delivered
-        self._is_over = False
-        self._engine: Engine | None = None
-        self._last_stats = StepStats(0, 0, 0, 0, 0, 0)
-        self._deliver_s = 0.0
-        self.heartbeat = Heartbeat()  # replaced whole, so readers need no lock
         self._thread = threading.Thread(target=self._main, name="noria-step", daemon=False)
 
     def start(self) -> None:
         self._thread.start()
-
-    def add(self, sequences: list[Sequence]) -> None:
-        """Queues all of them; they are admitted in order. Before the engine is ready they wait for it."""
-        with self._condition:
-            if not self._is_over:
-                self._adds.extend(sequences)
-                self._condition.notify()
-                return
-        self._hand_over([_unqueued(sequence, _DEAD) for sequence in sequences])
-
-    def abort(self, sequence_ids: list[str]) -> None:
-        """Ends them at the next step boundary. Unknown and finished ids are ignored."""
-        with self._condition:
-            self._aborts.extend(sequence_ids)
-            self._condition.notify()
-
-    def stop(self, drain_timeout_s: float = 0.0) -> None:
-        """Works on until nothing is left or the time is over, then ends the rest with `shutdown`. Does not wait."""
-        with self._condition:
-            self._stop_deadline_s = time.monotonic() + drain_timeout_s
-            self._condition.notify()
 
     def join(self, timeout_s: float | None = None) -> bool:
         """Waits for the thread; false if it is still running after the timeout."""
@@ -119,33 +39,23 @@ class StepLoop:
         return self._thread.is_alive()
 
     def _main(self) -> None:
-        error = _DEAD
+        error = DEAD
         try:
-            self._engine = self._load_engine()
+            self._engine = engine = self._load_engine()
             self._tell("ready", "")
-            self._run(self._engine)
-            error = _SHUTDOWN
-        except _Stopped:
-            error = _SHUTDOWN
-        except NoriaError as refusal:
-            _log.error("loading failed: %s", refusal.message)
-            self._tell("dead", refusal.message)
-        except BaseException:
-            _log.exception("the step loop died")
-            self._tell("dead", "The engine has stopped after an internal error.")
+            self._run(engine)
+            error = SHUTDOWN
+        except Stopped:
+            error = SHUTDOWN
+        except BaseException as failure:
+            self._tell_dead(failure)
         finally:
-            self._end_all(error)
+            self._end(error)
 
     def _load_engine(self) -> Engine:
-        def report(message: str, progress: float | None = None) -> None:
-            deadline_s = self._stop_deadline_s
-            if deadline_s is not None and time.monotonic() >= deadline_s:
-                raise _Stopped
-            self._tell("loading", message, progress)
-
         gc.disable()  # imports make hundreds of thousands of objects that stay: walking them took a third of a start
         try:
-            engine = self._load(report)
+            engine = self._load(self._report)
             gc.collect()
             gc.freeze()  # what loading made lives for ever: later collections need not walk it
         finally:
@@ -153,104 +63,10 @@ class StepLoop:
         return engine
 
     def _run(self, engine: Engine) -> None:
-        is_draining = False
+        """Sleeps, without polling, while there is neither a command nor work."""
         while True:
-            aborts, deadline_s = self._take_inbox(engine)
-            self._apply(engine, aborts)
-            if deadline_s is not None:
-                if not is_draining:
-                    is_draining = True
-                    self._tell("draining", "")
-                if not engine.has_work or time.monotonic() >= deadline_s:
-                    return
-            has_stepped = engine.has_work
-            if has_stepped:
-                self._outputs += engine.step()
-            self.heartbeat = Heartbeat(time.monotonic(), engine.has_work)
-            self._deliver(self._stats(engine, has_stepped))
-
-    def _take_inbox(self, engine: Engine) -> tuple[list[str], float | None]:
-        """Empties the inbox; sleeps, without polling, while there is neither a command nor work."""
-        with self._condition:
-            while not (
-                self._aborts or self._adds or engine.has_work or self._stop_deadline_s is not None
-            ):
-                self.heartbeat = Heartbeat(time.monotonic(), has_work=False)
-                self._condition.wait()
-            aborts = list(self._aborts)
-            self._aborts.clear()
-            self._drained.extend(self._adds)
-            self._adds.clear()
-            self.heartbeat = Heartbeat(time.monotonic(), bool(self._drained) or engine.has_work)
-            return aborts, self._stop_deadline_s
-
-    def _apply(self, engine: Engine, aborts: list[str]) -> None:
-        """Aborts first, then adds. An id that is added and aborted in the same drain never reaches the engine."""
-        for sequence_id in aborts:
-            if (output := engine.abort(sequence_id)) is not None:
-                self._outputs.append(output)
-        unwanted = set(aborts)
-        while self._drained:
-            sequence = self._drained[0]
-            if sequence.sequence_id in unwanted:
-                self._outputs.append(final_output(sequence, FinishReason.ABORT))
-            else:
-                self._add(engine, sequence)
-            self._drained.popleft()
-
-    def _add(self, engine: Engine, sequence: Sequence) -> None:
-        try:
-            engine.add(sequence)
-            return
-        except NoriaError as refusal:
-            code = refusal.code or "internal_error"
-            error = OutputError(code, code, refusal.message)
-        except Exception:
-            _log.exception("sequence %s could not be added", sequence.sequence_id)
-            error = _ADD_FAILED
-        self._outputs.append(final_output(sequence, FinishReason.ERROR, error=error))
-
-    def _stats(self, engine: Engine, has_stepped: bool) -> StepStats:
-        stats = engine.stats(is_after_step=has_stepped)
-        if stats.parts_s:  # the time of a delivery is known, and told, one step later
-            stats = replace(stats, parts_s={**stats.parts_s, "deliver": self._deliver_s})
-        return stats
-
-    def _deliver(self, stats: StepStats) -> None:
-        """An error of the receiver must not cost the engine its thread."""
-        started_s = time.monotonic()
-        outputs, self._outputs = self._outputs, []
-        self._last_stats = stats
-        self._hand_over(outputs)
-        self._deliver_s = time.monotonic() - started_s
-
-    def _hand_over(self, outputs: list[StepOutput]) -> None:
-        try:
-            self._deliver_outputs(outputs, self._last_stats)
-        except Exception:
-            _log.exception("delivering the outputs of a step failed")
-
-    def _tell(self, phase: Phase, message: str, progress: float | None = None) -> None:
-        try:
-            self._on_phase(phase, message, progress)
-        except Exception:
-            _log.exception("telling the phase failed")
-
-    def _end_all(self, error: OutputError) -> None:
-        """The last act of the thread: nothing that was ever added stays without its final output."""
-        with self._condition:
-            self._is_over = True
-            unqueued = [*self._drained, *self._adds]
-            for inbox in (self._drained, self._adds, self._aborts):
-                inbox.clear()
-        stats = self._last_stats
-        if self._engine is not None:
-            self._outputs += self._engine.fail_all(error)
-            stats = self._engine.stats()
-        self._outputs += [_unqueued(sequence, error) for sequence in unqueued]
-        self._deliver(stats)
-        self.heartbeat = Heartbeat(time.monotonic(), has_work=False)
-
-
-def _unqueued(sequence: Sequence, error: OutputError) -> StepOutput:
-    return final_output(sequence, FinishReason.ERROR, error=error)
+            with self._condition:
+                while not self._is_due():
+                    self._condition.wait()
+            if not self._turn(engine):
+                return
