@@ -42,6 +42,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_batched_tokens: int = 256
     target_step_ms: float = 0.0
     policy: Policy = "continuous"
+    order: Literal["fcfs", "longest_prefix"] = "fcfs"
     prefix_caching: bool = True
     max_waiting: int = 4096
     max_waiting_tokens: int = 0

@@ -44,10 +44,22 @@ class PrefixCache:
         self._digest = digest
         self._entries: dict[bytes, _Entry] = {}
         self._digest_of_block: dict[int, bytes] = {}
+        # Told of each block that becomes known (True) or is forgotten: digest and index in its sequence.
+        self.on_change: Callable[[bytes, int, bool], None] | None = None
         pool.on_reclaim = self._forget
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    def knows(self, digest: bytes) -> bool:
+        return digest in self._entries
+
+    def digests(self, sequence: Sequence) -> list[bytes]:
+        """Of all blocks that `find` may return."""
+        num_blocks = (sequence.num_tokens - 1) // self._block_size
+        for index in range(len(sequence.block_digests), num_blocks):
+            self._digest_at(sequence, index, self._tokens(sequence, index))
+        return sequence.block_digests[:num_blocks]
 
     def find(self, sequence: Sequence) -> list[int]:
         """The blocks of the longest known prefix; never all tokens, since one must be computed to be sampled."""
@@ -74,12 +86,16 @@ class PrefixCache:
             self._entries[digest] = _Entry(block_id, index, tokens)
             self._digest_of_block[block_id] = digest
             self._pool.keep(block_id)
+            self._tell(digest, index, is_known=True)
         sequence.num_published_blocks = max(sequence.num_published_blocks, num_full)
 
     def clear(self) -> None:
         """After the pool was reset."""
-        self._entries.clear()
+        forgotten = self._entries
+        self._entries = {}
         self._digest_of_block.clear()
+        for digest, entry in forgotten.items():
+            self._tell(digest, entry.depth, is_known=False)
 
     def check_invariants(self) -> None:
         assert len(self._entries) == len(self._digest_of_block)
@@ -87,7 +103,12 @@ class PrefixCache:
             assert self._digest_of_block[entry.block_id] == digest
 
     def _forget(self, block_id: int) -> None:
-        del self._entries[self._digest_of_block.pop(block_id)]
+        digest = self._digest_of_block.pop(block_id)
+        self._tell(digest, self._entries.pop(digest).depth, is_known=False)
+
+    def _tell(self, digest: bytes, depth: int, *, is_known: bool) -> None:
+        if self.on_change is not None:
+            self.on_change(digest, depth, is_known)
 
     def _tokens(self, sequence: Sequence, index: int) -> bytes:
         start = index * self._block_size

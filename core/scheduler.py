@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from core.block_pool import BlockPool
 from core.config import CacheConfig, EngineConfig
 from core.prefix_cache import PrefixCache
+from core.prefix_order import PASSED_OVER_PER_SEAT, LongestPrefixQueue
 from core.sequence import Sequence, SequenceStatus
 from core.step_budget import StepBudget
 from core.waiting_queue import WaitingQueue
@@ -39,8 +40,9 @@ class Batch:
 
 
 class Scheduler:
-    """Plans steps, first come first served. `running` followed by `waiting` is always in order of arrival: the newest
-    running sequence is preempted first and returns to the front of the queue, so the oldest always gets on.
+    """Plans steps. `running` followed by the preempted ones in `waiting` is always in order of first admission: the
+    newest is preempted first and returns to the front of the queue, so the oldest always gets on. Those that were never
+    admitted wait behind them, first come first served or as `engine.order` says.
 
     All blocks for the known tokens of a sequence are allocated at its admission; only decoding needs more.
     """
@@ -66,6 +68,9 @@ class Scheduler:
         self._pool = pool
         self._prefix_cache = prefix_cache
         self.waiting = WaitingQueue()
+        if config.order == "longest_prefix" and prefix_cache is not None:
+            most = PASSED_OVER_PER_SEAT * self._max_running
+            self.waiting = LongestPrefixQueue(prefix_cache, most)
         self.running: list[Sequence] = []  # oldest first
         self.total_preemptions = 0
         self.total_recomputed_tokens = 0
@@ -220,18 +225,18 @@ class Scheduler:
         self.total_preemptions += 1
 
     def _admit(self, rows: list[tuple[Sequence, int]], budget: int, now_s: float) -> None:
-        """Starts waiting sequences in order while seats, budget and blocks allow. Nobody overtakes the first."""
+        """Starts waiting sequences in order while seats, budget and blocks allow. Nobody overtakes the next."""
         is_static = self._policy == "static"
         if is_static and self.running:
             return
         while len(self.waiting) and len(self.running) < self._max_running:
             if budget <= 0 and not is_static:
                 return
-            sequence = self.waiting.first()
+            sequence = self.waiting.next()
             hits = self._find_room(sequence)
             if hits is None:
                 return
-            self.waiting.remove(sequence.sequence_id)
+            self.waiting.take(sequence)
             self._start(sequence, hits, now_s)
             if budget > 0:
                 budget -= self._plan_row(rows, sequence, budget)

@@ -34,6 +34,14 @@ class WaitingQueue:
     def first(self) -> Sequence:
         return next(iter(self._sequences.values()))
 
+    def next(self) -> Sequence:
+        """Whom to admit next. Asked only while somebody waits."""
+        return self.first()
+
+    def take(self, sequence: Sequence) -> None:
+        """Removes a sequence because it is admitted."""
+        self.remove(sequence.sequence_id)
+
     def push(self, sequence: Sequence) -> None:
         assert sequence.sequence_id not in self._sequences
         self._sequences[sequence.sequence_id] = sequence

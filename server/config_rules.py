@@ -122,6 +122,7 @@ RULES: dict[str, Rule] = {
     "engine.max_batched_tokens": whole(1, 1048576),
     "engine.target_step_ms": number(0),
     "engine.policy": one_of("continuous", "static", "single"),
+    "engine.order": one_of("fcfs", "longest_prefix"),
     "engine.prefix_caching": switch(),
     "engine.max_waiting": whole(0),
     "engine.max_waiting_tokens": whole(0),

@@ -174,6 +174,10 @@ def _engine_args(config: ServerConfig, prepared: _Prepared, args_class: Any) -> 
         raise ConfigError(
             "engine.policy static exists in the native engine only; with vLLM use continuous."
         )
+    if engine.order != "fcfs":
+        raise ConfigError(
+            f"engine.order {engine.order} exists in the native engine only; with vLLM use fcfs."
+        )
     known = {field.name for field in dataclasses.fields(args_class)}
     for name in given:
         if name not in known:

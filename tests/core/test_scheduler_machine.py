@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from core.outputs import FinishReason, StepOutput
+from core.prefix_order import PASSED_OVER_PER_SEAT
 from core.sequence import Sequence
 
 BLOCK_SIZE = 4
@@ -22,6 +23,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         batch_size=st.integers(1, 5),
         budget=st.integers(1, 20),
         policy=st.sampled_from(["continuous", "continuous", "static", "single"]),
+        order=st.sampled_from(["fcfs", "longest_prefix"]),
         prefix_caching=st.booleans(),
         target_step_ms=st.sampled_from([0.0, 0.0, 1e-6, 1.0]),
     )
@@ -31,6 +33,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         batch_size: int,
         budget: int,
         policy: str,
+        order: str,
         prefix_caching: bool,
         target_step_ms: float,
     ) -> None:
@@ -40,13 +43,26 @@ class SchedulerMachine(RuleBasedStateMachine):
             batch_size=batch_size,
             max_batched_tokens=budget,
             policy=policy,
+            order=order,
             prefix_caching=prefix_caching,
             target_step_ms=target_step_ms,
+        )
+        start = self.engine._scheduler._start
+        self.engine._scheduler._start = lambda sequence, *rest: (  # type: ignore[method-assign]
+            self.note_admission(sequence),
+            start(sequence, *rest),
         )
         self.runner.row_failure = lambda sequence: self.doomed.pop(sequence.sequence_id, None)
         self.scheduler = self.engine._scheduler
         self.doomed: dict[str, str] = {}
         self.arrivals: dict[str, int] = {}
+        self.admissions: dict[
+            str, int
+        ] = {}  # in order of the first; the same as arrivals with fcfs
+        self.num_passed_over: Counter[str] = Counter()
+        self.max_passed_over = 0
+        if order == "longest_prefix" and prefix_caching:
+            self.max_passed_over = PASSED_OVER_PER_SEAT * (1 if policy == "single" else batch_size)
         self.sequences: dict[str, Sequence] = {}
         self.texts: dict[str, str] = {}
         self.ends: dict[str, StepOutput] = {}
@@ -99,15 +115,26 @@ class SchedulerMachine(RuleBasedStateMachine):
         for _ in range(count):
             self.step_once()
 
+    def note_admission(self, sequence: Sequence) -> None:
+        name = sequence.sequence_id
+        if name in self.admissions:
+            return  # again, after a preemption
+        self.admissions[name] = len(self.admissions)
+        for other in self.scheduler.waiting.sequences():
+            older = self.arrivals[other.sequence_id] < self.arrivals[name]
+            if older and other.sequence_id not in self.admissions:
+                self.num_passed_over[other.sequence_id] += 1
+                assert self.num_passed_over[other.sequence_id] <= self.max_passed_over
+
     def step_once(self) -> None:
         before = {name: s.num_preemptions for name, s in self.sequences.items()}
         for output in self.engine.step():
             self.take(output)
         preempted = [s for n, s in self.sequences.items() if s.num_preemptions > before[n]]
         for victim in preempted:
-            age = self.arrivals[victim.sequence_id]
+            age = self.admissions[victim.sequence_id]
             assert victim.num_preemptions <= self.max_preemptions
-            running = [self.arrivals[s.sequence_id] for s in self.scheduler.running]
+            running = [self.admissions[s.sequence_id] for s in self.scheduler.running]
             assert all(other < age for other in running), "an older one was preempted"
         self.engine.check_invariants()
 
@@ -127,15 +154,20 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert sequence.num_output_tokens == min(sequence.params.max_tokens, room)
 
     @invariant()
-    def order_is_order_of_arrival(self) -> None:
+    def order_is_that_of_first_admission_and_then_of_arrival(self) -> None:
         if not hasattr(self, "engine"):
             return
         queue = [*self.scheduler.running, *self.scheduler.waiting.sequences()]
-        order = [self.arrivals[sequence.sequence_id] for sequence in queue]
+        order = [self.rank(sequence.sequence_id) for sequence in queue]
         assert order == sorted(order)
         stats = self.engine.stats()
         total = stats.num_blocks_used + stats.num_blocks_cached + stats.num_blocks_free
         assert total == self.engine.cache_config.num_blocks
+
+    def rank(self, name: str) -> tuple[bool, int]:
+        if name in self.admissions:
+            return (False, self.admissions[name])
+        return (True, self.arrivals[name])
 
     @invariant()
     def running_prompts_with_the_same_beginning_hold_the_same_blocks(self) -> None:
