@@ -56,6 +56,14 @@ class InvalidApiKey(NoriaError):
     code = "invalid_api_key"
 
 
+class AdminDisabled(NoriaError):
+    """Routes below /admin are closed: no server.admin_key is set."""
+
+    status = 403
+    type = "permission_error"
+    code = "admin_disabled"
+
+
 class ModelNotFound(NoriaError):
     status = 404
     type = "invalid_request_error"

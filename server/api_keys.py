@@ -18,6 +18,7 @@ from server.config_file import read_text
 OPEN_RESOURCES = frozenset(
     {"/", "/docs", "/openapi.json", "/static/{name}", "/health", "/health/ready", "/health/live"}
 )
+ADMIN_PREFIX = "/admin/"
 QUERY_KEY_RESOURCE = "/generate_stream"
 
 
@@ -48,6 +49,12 @@ def is_open(request: web.Request, config: ServerConfig) -> bool:
         return False
     canonical = resource.canonical
     return canonical in OPEN_RESOURCES or (canonical == "/metrics" and config.metrics.open)
+
+
+def is_admin(request: web.Request) -> bool:
+    """Whether it needs the admin key, which no other key replaces."""
+    resource = request.match_info.route.resource
+    return resource is not None and resource.canonical.startswith(ADMIN_PREFIX)
 
 
 def carries_key(request: web.Request, keys: Iterable[bytes], config: HttpConfig) -> bool:

@@ -39,6 +39,7 @@ class HttpConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     port: int = 8000
     api_keys: tuple[str, ...] = ()
     api_key_file: str | None = None
+    admin_key: str | None = None
     key_in_query: bool = False
     model_aliases: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ("*",)
@@ -160,6 +161,8 @@ def describe(config: ServerConfig, sources: Mapping[str, str]) -> str:
             value = value_of(config, key)
             if key == "server.api_keys" and value:
                 value = ["***"] * len(config.server.api_keys)
+            if key == "server.admin_key" and value:
+                value = "***"
             shown = orjson.dumps(value).decode()
             lines.append(f"  {name}: {shown}  # {sources.get(key, 'default')}")
     return "\n".join(lines)
@@ -214,7 +217,7 @@ def _check(key: str, value: object, source: str) -> None:
     if rule is None:
         raise _unknown(key, source)
     if not rule.accepts(value):
-        shown = "a value" if key == "server.api_keys" else bounded(value)
+        shown = "a value" if key in ("server.api_keys", "server.admin_key") else bounded(value)
         raise ConfigError(f"{key} must be {rule.words}, not {shown} (from {source}).")
 
 

@@ -148,6 +148,7 @@ RULES: dict[str, Rule] = {
         "a list of strings of visible ASCII characters, such as [key-1, key-2]",
     ),
     "server.api_key_file": text().or_word(None),
+    "server.admin_key": Rule(_is_key, "a string of visible ASCII characters").or_word(None),
     "server.key_in_query": switch(),
     "server.model_aliases": texts(),
     "server.cors_origins": Rule(

@@ -17,6 +17,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from core.errors import (
+    AdminDisabled,
     BodyTooLarge,
     InternalError,
     InvalidApiKey,
@@ -25,8 +26,9 @@ from core.errors import (
     NoriaError,
     NotFound,
 )
-from server.api_keys import carries_key, is_open
+from server.api_keys import carries_key, is_admin, is_open
 from server.backends.base import RequestRecord
+from server.config import ServerConfig
 from server.keys import CONFIG, METRICS, RECORD
 from server.logs import log_request
 from server.protocol.anthropic_errors import is_anthropic, render_anthropic_error
@@ -156,16 +158,30 @@ def is_preflight(request: web.Request) -> bool:
 
 
 def make_authenticate(keys: tuple[bytes, ...]) -> Callable[..., Awaitable[web.StreamResponse]]:
-    """The middleware that asks for a key everywhere but on the open list. Without keys it lets all pass."""
+    """The middleware that asks for a key everywhere but on the open list. Without keys it lets all pass but what is
+    below /admin: that has a key of its own, and is closed without it, for any web page can call a server on its
+    reader's machine."""
 
     @web.middleware
     async def authenticate(request: web.Request, handler: Handler) -> web.StreamResponse:
         config = request.app[CONFIG]
-        if keys and not is_open(request, config) and not carries_key(request, keys, config.server):
+        if is_admin(request):
+            check_admin_key(request, config)
+        elif (
+            keys and not is_open(request, config) and not carries_key(request, keys, config.server)
+        ):
             raise InvalidApiKey("A valid API key is required.")
         return await handler(request)
 
     return authenticate
+
+
+def check_admin_key(request: web.Request, config: ServerConfig) -> None:
+    key = config.server.admin_key
+    if key is None:
+        raise AdminDisabled("Routes below /admin are closed: set server.admin_key to use them.")
+    if not carries_key(request, (key.encode(),), config.server):
+        raise InvalidApiKey("A valid admin key is required.")
 
 
 async def decorate(request: web.Request, response: web.StreamResponse) -> None:

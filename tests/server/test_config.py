@@ -128,6 +128,7 @@ def test_a_section_without_keys_is_empty(tmp_path):
         ("server.port=80:80", "an integer"),
         ("server.api_keys=secret", "a list of strings"),
         ("server.api_keys=[1]", "a list of strings"),
+        ("server.admin_key=two words", "visible ASCII characters, or null"),
         ("server.cors_origins=[example.org]", "a list of origins"),
         ("server.shutdown_timeout_s=-1", "a number from 0"),
         ("model.name=", "a non-empty string"),
@@ -176,6 +177,8 @@ def test_the_description_hides_keys_and_names_sources(tmp_path):
     assert "hunter2" not in text
     assert 'api_keys: ["***"]  # NORIA__SERVER__API_KEYS' in text
     assert "batch_size: 32  # default" in text
+    config, sources = load(None, {"NORIA__SERVER__ADMIN_KEY": "hunter2"}, tmp=tmp_path)
+    assert "hunter2" not in describe(config, sources)
 
 
 def test_build_config_takes_dotted_keys():

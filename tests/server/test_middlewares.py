@@ -69,6 +69,7 @@ async def failing_server(start_server, monkeypatch):
                 web.get("/half", half),
                 web.get("/stream", stream),
                 web.get("/hang", hang),
+                web.post("/admin/echo", echo),
             ]
 
     import server.app
@@ -303,3 +304,21 @@ async def test_each_request_has_one_line_without_key_and_query(failing_server, c
     assert (fields["id"], fields["route"], fields["status"]) == ("r1", "/full", 429)
     assert "hunter2" not in str(fields)
     assert "tell" not in str(fields)
+
+
+async def test_admin_routes_are_closed_without_an_admin_key(failing_server):
+    for settings in ({}, {"server.api_keys": ["k"]}):
+        client = await failing_server(settings)
+        response = await client.post("/admin/echo", headers={"authorization": "Bearer k"})
+        assert response.status == 403
+        assert_envelope(await response.json(), "admin_disabled", "permission_error")
+
+
+async def test_only_the_admin_key_opens_admin_routes_and_it_opens_nothing_else(failing_server):
+    client = await failing_server({"server.api_keys": ["k"], "server.admin_key": "root"})
+    for key, status in (("root", 200), ("k", 401), ("", 401)):
+        response = await client.post("/admin/echo", headers={"authorization": f"Bearer {key}"})
+        assert response.status == status
+    assert (await client.post("/admin/echo", headers={"x-api-key": "root"})).status == 200
+    assert (await client.post("/echo", headers={"x-api-key": "root"})).status == 401
+    assert (await client.post("/echo", headers={"x-api-key": "k"})).status == 200
