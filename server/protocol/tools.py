@@ -20,6 +20,10 @@ MAX_TOOLS = 128
 MAX_CALLS = 8  # in one enforced answer
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
+_MAY_NAME_OTHERS = frozenset(
+    {"additionalProperties", "patternProperties", "unevaluatedProperties", "minProperties"}
+    | {"allOf", "anyOf", "oneOf", "$ref"}
+)
 _INSTRUCTION = (
     "You can call these functions:\n{tools}\n\n"
     'Answer with a function call and nothing else: a JSON object such as {{"name": "the function", "arguments": '
@@ -113,7 +117,8 @@ def _with_calls_as_text(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _call_schema(name: str, parameters: dict[str, Any] | None) -> dict[str, Any]:
-    arguments = parameters or _NO_ARGUMENTS
+    arguments = _closed(parameters or _NO_ARGUMENTS)
+    text = json.dumps(arguments)
     schema: dict[str, Any] = {
         "x-guidance": {"whitespace_pattern": WHITESPACE},
         "type": "object",
@@ -123,8 +128,33 @@ def _call_schema(name: str, parameters: dict[str, Any] | None) -> dict[str, Any]
     }
     for keyword in ("$defs", "definitions"):  # references are paths from the root
         if isinstance(arguments.get(keyword), dict):
-            schema[keyword] = arguments[keyword]
+            members = arguments[keyword]
+            if '"allOf"' not in text:  # two closed ones together would allow nothing
+                members = {name: _closed(member) for name, member in members.items()}
+            schema[keyword] = members
     return schema
+
+
+def _closed(schema: Any) -> Any:
+    """The schema without members that it does not name, where it leaves it open whether there are any.
+
+    Whatever this allows, the schema allows too. A small model would go on inventing arguments until its limit.
+    """
+    if not isinstance(schema, dict):
+        return schema
+    closed = dict(schema)
+    if isinstance(schema.get("items"), dict):
+        closed["items"] = _closed(schema["items"])
+    if isinstance(schema.get("anyOf"), list):
+        closed["anyOf"] = [_closed(member) for member in schema["anyOf"]]
+    named = schema.get("properties")
+    if isinstance(named, dict):
+        closed["properties"] = {name: _closed(member) for name, member in named.items()}
+        required = schema.get("required", [])
+        names_all = isinstance(required, list) and all(name in [*named] for name in required)
+        if names_all and not schema.keys() & _MAY_NAME_OTHERS:
+            closed["additionalProperties"] = False
+    return closed
 
 
 def _specs(tools: object) -> list[dict[str, Any]]:

@@ -93,6 +93,62 @@ async def test_a_required_call_is_made_by_any_model(start_server, choice) -> Non
                 assert json.loads(arguments) == {}
 
 
+OPEN = {  # as pydantic writes it: nothing says that there are no other members
+    "type": "object",
+    "properties": {
+        "place": {"$ref": "#/$defs/Place"},
+        "days": {"anyOf": [{"type": "integer", "maximum": 9}, {"type": "null"}]},
+        "near": {"type": "array", "items": {"$ref": "#/$defs/Place"}, "maxItems": 2},
+    },
+    "required": ["place"],
+    "$defs": {
+        "Place": {
+            "type": "object",
+            "properties": {"city": {"enum": ["Seoul", "Busan"]}},
+            "required": ["city"],
+        }
+    },
+}
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_a_required_call_has_no_arguments_that_its_function_does_not_name(
+    start_server, seed
+) -> None:
+    server = await start_server(max_context=4096, num_blocks=600)
+    tools = [{"type": "function", "function": {"name": "f", "parameters": OPEN}}]
+    options = {"tool_choice": "required", "parallel_tool_calls": False, "temperature": 1}
+    async with client_of(server) as client:
+        answer = await client.chat.completions.create(
+            model="dummy", messages=USER, tools=tools, seed=seed, max_tokens=2000, **options
+        )
+    ((_, arguments),) = calls_of(answer.choices[0])
+    found = json.loads(arguments)
+    assert found.keys() <= OPEN["properties"].keys()
+    for place in (found["place"], *found.get("near", [])):
+        assert place.keys() == {"city"}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"required": ["place", "other"]},
+        {"additionalProperties": {"type": "boolean"}},
+        {"allOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}, "required": ["b"]}]},
+    ],
+)
+async def test_a_function_that_takes_more_than_it_names_keeps_what_it_says(
+    start_server, changes
+) -> None:
+    server = await start_server()
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {**OPEN, **changes}}}]
+    async with client_of(server) as client:
+        answer = await client.chat.completions.create(
+            model="dummy", messages=USER, tools=tools, tool_choice="required", max_tokens=5
+        )
+        assert answer.choices[0].finish_reason == "length"
+
+
 async def test_what_tools_cannot_do_is_refused_in_words(start_server) -> None:
     server = await start_server()
     async with client_of(server) as client:
