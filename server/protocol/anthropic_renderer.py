@@ -1,8 +1,8 @@
 """Outputs of one sequence as a message of Anthropic's API: as its events, or joined as one answer.
 
 Knows no aiohttp. The events of a stream: `message_start`, `content_block_start`, `ping`, one `content_block_delta` a
-token, `content_block_stop`, `message_delta` with reason and usage, `message_stop`. A failure is an `error` event, and
-the last.
+token, `content_block_stop`, `message_delta` with reason and usage, `message_stop`. A `ping` may come at any time, the
+first one before the message too. A failure is an `error` event, and the last.
 """
 
 from __future__ import annotations
@@ -22,10 +22,13 @@ _DELTA = (
     b'event: content_block_delta\ndata: {"type":"content_block_delta","index":0,'
     b'"delta":{"type":"text_delta","text":'
 )
+_PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 
 
 class MessageRenderer:
     """`write`, `end` and `fail` for a stream, `add` and `body` for a single answer."""
+
+    keep_alive = _PING
 
     def __init__(self, model_name: str, tally: Tally, request_id: str = "") -> None:
         self._tally = tally
@@ -91,7 +94,7 @@ class MessageRenderer:
         return (
             _event({"type": "message_start", "message": {**self._message, "usage": usage}})
             + _event({"type": "content_block_start", "index": 0, "content_block": block})
-            + _event({"type": "ping"})
+            + _PING
         )
 
     def _stop(self) -> dict[str, Any]:

@@ -19,6 +19,8 @@ class NativeRenderer:
     Every token with text is an event; the final one carries the reason, the usage and the text that was still held.
     """
 
+    keep_alive = sse.KEEP_ALIVE
+
     def __init__(self, sequence_id: str, tally: Tally, request_id: str = "") -> None:
         self._sequence_id = sequence_id
         self._tally = tally
@@ -43,6 +45,8 @@ class NativeRenderer:
 
 class EventSourceRenderer:
     """Named events with ids for the browser's `EventSource`; the name of the last one says that it is the last."""
+
+    keep_alive = sse.KEEP_ALIVE
 
     def __init__(self, sequence_id: str, tally: Tally, request_id: str = "") -> None:
         self._sequence_id = sequence_id

@@ -106,6 +106,8 @@ class Choice:
 class OpenAIRenderer:
     """Renders one request: `write`, `end` and `fail` for a stream, `add` and `body` for a single answer."""
 
+    keep_alive = sse.KEEP_ALIVE
+
     def __init__(
         self,
         shape: Shape,

@@ -25,6 +25,8 @@ from server.protocol.tally import Tally
 class ResponseRenderer:
     """`write`, `end` and `fail` for a stream, `add` and `body` for a single answer."""
 
+    keep_alive = sse.KEEP_ALIVE
+
     def __init__(
         self,
         model_name: str,

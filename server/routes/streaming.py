@@ -29,6 +29,8 @@ _log = logging.getLogger("noria.http")
 class Renderer(Protocol):
     """Outputs to the bytes of a stream."""
 
+    keep_alive: bytes  # what tells a client after a long silence that its answer is still worked on
+
     def write(self, outputs: Outputs, *, merges: bool = False) -> bytes: ...
 
     def end(self) -> bytes:
@@ -129,7 +131,7 @@ async def _write_all(
         elif stream.is_finished:
             data += renderer.end()
         elif is_silent:
-            data += sse.KEEP_ALIVE
+            data += renderer.keep_alive
         if data:
             await writer.write(data)
         if error is not None or stream.is_finished:

@@ -180,3 +180,16 @@ async def test_a_failure_in_mid_stream_is_the_last_event(start_server):
     response, answer = await post(await start_server(failing_steps={0}), BODY)
     assert response.status == 500
     check_message_error(answer)
+
+
+async def test_silence_is_told_by_pings_if_that_is_asked_for(start_server):
+    """B011"""
+    server = await start_server({"sse.keepalive_s": 0.05}, step_time_s=0.15)
+    assert 3 <= (await stream(server, {**BODY, "max_tokens": 3})).num_pings <= 10
+    server = await start_server({"sse.keepalive_s": 5}, step_time_s=0.01)
+    assert (await stream(server, BODY)).num_pings == 1
+    server = await start_server(
+        {"sse.keepalive_s": 0.05, "server.early_headers_s": 0.05}, step_time_s=0.3
+    )
+    async with server.client.post("/v1/messages", json={**BODY, "stream": True}) as response:
+        assert (await response.content.readline()) == b"event: ping\n", "before the message"
