@@ -21,6 +21,7 @@ from core.errors import ContextLengthExceeded, InvalidValue
 from core.generation import Generation, GenerationBuilder
 from core.interfaces import Runner, TextTokenizer
 from core.outputs import FinishReason, OutputError, SampledToken, StepOutput, StepStats
+from core.pinned_prefixes import PinnedPrefixes
 from core.prefix_cache import PrefixCache
 from core.sampling_params import SamplingParams
 from core.scheduler import Batch, Scheduler
@@ -91,6 +92,11 @@ class Engine:
         engine = engine or EngineConfig()
         loaded = load_model(model, engine, kv_cache or KVCacheConfig(), report)
         return cls(engine, loaded.runner, loaded.tokenizer, max_model_len=loaded.plan.max_model_len)
+
+    @property
+    def pins(self) -> PinnedPrefixes | None:
+        """Prefixes that stay in the cache; None where there is no cache (`engine.prefix_caching`)."""
+        return self._scheduler.pins
 
     @property
     def has_work(self) -> bool:
@@ -192,7 +198,7 @@ class Engine:
         assert live == set(self._sequences)
         assert set(self._detokenizers) <= live
         if not live:
-            assert self._pool.num_used == 0
+            assert self._pool.num_used == (self.pins.num_blocks if self.pins else 0)
 
     def _compute(self) -> None:
         """One step; its outputs are collected in `_outputs`, where they are safe if something raises."""

@@ -50,6 +50,14 @@ class ContextLengthExceeded(NoriaError):
     code = "context_length_exceeded"
 
 
+class PinnedFull(NoriaError):
+    """A prefix cannot be pinned: it would leave the KV pool too little room, or it fills no block."""
+
+    status = 400
+    type = "invalid_request_error"
+    code = "pinned_full"
+
+
 class InvalidApiKey(NoriaError):
     status = 401
     type = "authentication_error"

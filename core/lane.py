@@ -11,11 +11,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from core.engine import Engine
-from core.errors import NoriaError
+from core.errand import Errand, Work
+from core.errors import EngineDead, NoriaError
 from core.outputs import FinishReason, OutputError, StepOutput, StepStats
 from core.sequence import Sequence
 from core.update import final_output
@@ -73,6 +75,8 @@ class Lane:
         self._condition = condition or threading.Condition()
         self._aborts: deque[str] = deque()  # the inbox, guarded by the condition
         self._adds: deque[Sequence] = deque()
+        self._new_errands: deque[Errand] = deque()
+        self._errands: list[Errand] = []  # taken from the inbox, not yet done
         self._stop_deadline_s: float | None = None
         self._drained: deque[Sequence] = (
             deque()
@@ -102,6 +106,19 @@ class Lane:
             self._aborts.extend(sequence_ids)
             self._condition.notify()
 
+    def run_beside(self, work: Work) -> Future[Any]:
+        """Runs `work(engine)` in the step thread, a bit at every turn. The future fails with `EngineDead` if the lane
+        ends before the work does."""
+        errand = Errand(work)
+        with self._condition:
+            is_over = self._is_over
+            if not is_over:
+                self._new_errands.append(errand)
+                self._condition.notify()
+        if is_over:
+            errand.fail(EngineDead(DEAD.message))
+        return errand.future
+
     def stop(self, drain_timeout_s: float = 0.0) -> None:
         """Works on until nothing is left or the time is over, then ends the rest with `shutdown`. Does not wait."""
         with self._condition:
@@ -115,6 +132,8 @@ class Lane:
         engine = self._engine
         if engine is None:
             return False
+        if self._new_errands or self._errands:
+            return True
         if self._aborts or self._adds or engine.has_work or self._stop_deadline_s is not None:
             return True
         self.heartbeat = Heartbeat(time.monotonic(), has_work=False)
@@ -127,9 +146,12 @@ class Lane:
             self._aborts.clear()
             self._drained.extend(self._adds)
             self._adds.clear()
+            self._errands += self._new_errands
+            self._new_errands.clear()
             deadline_s = self._stop_deadline_s
             self.heartbeat = Heartbeat(time.monotonic(), bool(self._drained) or engine.has_work)
         self._apply(engine, aborts)
+        self._errands = [errand for errand in self._errands if errand.advance(engine)]
         if deadline_s is not None:
             if not self._is_draining:
                 self._is_draining = True
@@ -216,8 +238,12 @@ class Lane:
         with self._condition:
             self._is_over = True
             unqueued = [*self._drained, *self._adds]
-            for inbox in (self._drained, self._adds, self._aborts):
+            errands = [*self._errands, *self._new_errands]
+            for inbox in (self._drained, self._adds, self._aborts, self._new_errands):
                 inbox.clear()
+        for errand in errands:
+            errand.fail(EngineDead(error.message))
+        self._errands.clear()
         stats, engine = self._last_stats, self._engine
         if engine is not None:
             self._outputs += engine.fail_all(error)

@@ -9,10 +9,12 @@ runner. Used by `Engine` only, in the step thread. Iteration-level scheduling is
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 from core.block_pool import BlockPool
 from core.config import CacheConfig, EngineConfig
+from core.pinned_prefixes import PinnedPrefixes
 from core.prefix_cache import PrefixCache
 from core.prefix_order import PASSED_OVER_PER_SEAT, LongestPrefixQueue
 from core.sequence import Sequence, SequenceStatus
@@ -20,6 +22,7 @@ from core.step_budget import StepBudget
 from core.waiting_queue import WaitingQueue
 
 _MAX_DOUBLINGS = 30
+_log = logging.getLogger("noria.engine")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,9 @@ class Scheduler:
         self._max_model_len = max_model_len
         self._pool = pool
         self._prefix_cache = prefix_cache
+        self.pins: PinnedPrefixes | None = None
+        if prefix_cache is not None:
+            self.pins = PinnedPrefixes(pool, prefix_cache, self._block_size, max_model_len)
         self.waiting = WaitingQueue()
         if config.order == "longest_prefix" and prefix_cache is not None:
             most = PASSED_OVER_PER_SEAT * self._max_running
@@ -133,6 +139,8 @@ class Scheduler:
         self._pool.reset()
         if self._prefix_cache is not None:
             self._prefix_cache.clear()
+        if self.pins is not None and (num_lost := self.pins.clear()):
+            _log.warning("a failed step lost %d pinned prefixes; pin them again", num_lost)
         return failed
 
     def clear(self) -> None:
@@ -143,7 +151,11 @@ class Scheduler:
             sequence.status = SequenceStatus.FINISHED
 
     def check_invariants(self) -> None:
-        self._pool.check_invariants(sequence.block_ids for sequence in self.running)
+        tables = [sequence.block_ids for sequence in self.running]
+        if self.pins is not None:
+            self.pins.check_invariants()
+            tables += self.pins.tables()
+        self._pool.check_invariants(tables)
         self.waiting.check_invariants()
         if self._prefix_cache is not None:
             self._prefix_cache.check_invariants()

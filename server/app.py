@@ -24,6 +24,7 @@ from server.routes import (
     models,
     native,
     pages,
+    prefixes,
     responses,
     stats,
     tokenize,
@@ -41,6 +42,7 @@ ROUTE_MODULES = (
     models,
     tokenize,
     stats,
+    prefixes,
     pages,
 )
 # Templates and tokenizing release the interpreter lock only in part: two threads keep one slow prompt from blocking

@@ -13,9 +13,11 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import Any
 
 from core.config import EngineConfig
 from core.engine import Engine
+from core.errand import Work
 from core.errors import EngineDead, ModelLoading
 from core.outputs import OutputError, StepOutput, StepStats
 from core.step_loop import Phase, Report, StepLoop
@@ -193,6 +195,12 @@ class NativeBackend:
         if sequences:
             self._step_loop.add(sequences)
         return stream
+
+    async def run_beside(self, work: Work) -> Any:
+        """What `work(engine)` returns, done in the step thread between steps. Raises what it raises, `ModelLoading`
+        and `EngineDead`."""
+        self.served_model()
+        return await asyncio.wrap_future(self._step_loop.run_beside(work))
 
     def _close(self, stream: QueueStream, cause: str) -> None:
         unfinished = self._ledger.close(stream, cause)

@@ -16,8 +16,9 @@ import orjson
 from core import __version__
 from core import errors as error_tree
 from core.errors import NoriaError
-from server.protocol import answers, other_answers
-from server.protocol.operations import OPERATIONS, Operation
+from server.protocol import admin, answers, other_answers
+from server.protocol.operation import Operation
+from server.protocol.operations import OPERATIONS
 from server.protocol.request_fields import REF_TEMPLATE
 from server.protocol.requests import STRUCTS, request_schemas
 
@@ -68,10 +69,11 @@ def _is_part_of_request(name: str) -> bool:
 
 
 def _answer_types() -> list[type]:
+    members = [each for module in (answers, other_answers, admin) for each in vars(module).values()]
     return [
         kind
-        for kind in {**vars(answers), **vars(other_answers)}.values()
-        if isinstance(kind, type) and issubclass(kind, answers.Exact) and kind is not answers.Exact
+        for kind in dict.fromkeys(each for each in members if isinstance(each, type))
+        if issubclass(kind, answers.Exact) and kind is not answers.Exact
     ]
 
 
@@ -216,6 +218,7 @@ _HEADERS = {
 }
 _WORDS = {
     "invalid_api_key": "A valid API key is required.",
+    "admin_disabled": "No admin key is set.",
     "model_not_found": "The model does not exist here; see /v1/models.",
     "not_found": "There is no such path.",
     "method_not_allowed": "This path does not take this method.",

@@ -5,44 +5,11 @@ A test compares this table with the routes of the application, in both direction
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
 from msgspec import Struct
 
 from server.protocol import answers, other_answers
-
-WORK = (400, 401, 404, 413, 415, 429, 500, 503)  # of routes that compute
-TEXT = (400, 401, 404, 413, 415, 500, 503)  # of those that only read a body
-LOOK = (401, 500, 503)
-
-
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """`path` is the one that is documented, `aliases` are others that do the same. `events` are (name, shape) of the
-    stream, '' for events without a name."""
-
-    method: str
-    path: str
-    tag: str
-    summary: str
-    text: str = ""
-    aliases: tuple[str, ...] = ()
-    request: str | None = None  # the name of a schema in `requests.py`
-    example: dict[str, Any] | None = None
-    answer: type[Struct] | None = None
-    events: tuple[tuple[str, type[Struct]], ...] = ()
-    media_type: str = ""  # of an answer that is neither JSON nor events
-    errors: tuple[int, ...] = ()
-    is_open: bool = False
-    no_content: str = ""  # when the answer is 204
-    is_refused: bool = False  # there for clients that ask; never answers but with an error
-    error_shape: str = "ErrorBody"
-
-
-def _v1(path: str) -> tuple[str, ...]:
-    return (f"/v1{path}/", path, f"{path}/")
-
+from server.protocol.admin_operations import ADMIN_OPERATIONS
+from server.protocol.operation import LOOK, TEXT, WORK, Operation, v1
 
 _HI = [{"role": "user", "content": "What is the capital of France?"}]
 _TOKENS = (("", answers.TokenEvent), ("", answers.FinalEvent), ("", answers.ErrorBody))
@@ -85,7 +52,7 @@ OPERATIONS = (
         "OpenAI",
         "Answer a conversation",
         f"As one body, or with `stream: true` one event per token. {_END}",
-        _v1("/chat/completions"),
+        v1("/chat/completions"),
         request="ChatRequest",
         example={"messages": _HI, "max_tokens": 64},
         answer=answers.ChatCompletion,
@@ -98,7 +65,7 @@ OPERATIONS = (
         "OpenAI",
         "Continue one or many prompts",
         f"Prompts are texts or token ids; choice i of prompt p has the index p · n + i. {_END}",
-        _v1("/completions"),
+        v1("/completions"),
         request="CompletionRequest",
         example={"prompt": "Once upon a time", "max_tokens": 32},
         answer=answers.Completion,
@@ -111,7 +78,7 @@ OPERATIONS = (
         "OpenAI",
         "Answer a conversation in the form of the Responses API",
         "Stateless: nothing is stored. A stream has named and numbered events and no `[DONE]`.",
-        _v1("/responses"),
+        v1("/responses"),
         request="ResponseRequest",
         example={"input": "What is the capital of France?", "max_output_tokens": 64},
         answer=other_answers.Response,
@@ -124,7 +91,7 @@ OPERATIONS = (
         "OpenAI",
         "Turn texts into vectors",
         "The mean of the served model's last hidden states over all tokens of a text, scaled to length 1.",
-        _v1("/embeddings"),
+        v1("/embeddings"),
         request="EmbeddingRequest",
         example={"input": ["The cat sleeps.", "A cat is asleep."]},
         answer=other_answers.EmbeddingList,
@@ -136,7 +103,7 @@ OPERATIONS = (
             "/v1/responses/{id}",
             "OpenAI",
             "Say that no response is stored",
-            aliases=_v1("/responses/{id}"),
+            aliases=v1("/responses/{id}"),
             errors=(401, 404),
             is_refused=True,
         )
@@ -148,7 +115,7 @@ OPERATIONS = (
         "Anthropic",
         "Answer a conversation in the form of the Messages API",
         "Errors have that API's shape, too. A last turn of the assistant is continued.",
-        _v1("/messages"),
+        v1("/messages"),
         request="MessagesRequest",
         example={"model": "smollm2-135m-instruct", "max_tokens": 64, "messages": _HI},
         answer=other_answers.AnthropicMessage,
@@ -161,7 +128,7 @@ OPERATIONS = (
         "/v1/messages/count_tokens",
         "Anthropic",
         "Count the tokens of a conversation",
-        aliases=_v1("/messages/count_tokens"),
+        aliases=v1("/messages/count_tokens"),
         request="CountRequest",
         example={"model": "smollm2-135m-instruct", "messages": _HI},
         answer=other_answers.InputTokens,
@@ -173,7 +140,7 @@ OPERATIONS = (
         "/v1/models",
         "OpenAI",
         "List what is served",
-        aliases=_v1("/models"),
+        aliases=v1("/models"),
         answer=answers.ModelList,
         errors=LOOK,
     ),
@@ -316,6 +283,7 @@ OPERATIONS = (
     Operation(
         "get", "/version", "Operation", "The version", answer=answers.Version, errors=(401, 500)
     ),
+    *ADMIN_OPERATIONS,
     Operation("get", "/", "Pages", "The chat page", media_type="text/html", is_open=True),
     Operation("get", "/docs", "Pages", "This reference", media_type="text/html", is_open=True),
     Operation(

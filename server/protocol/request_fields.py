@@ -88,7 +88,10 @@ ANY_PROMPT: Schema = {
     "description": "One or many prompts, as texts or as token ids.",
 }
 
-
+ONE_PROMPT: Schema = {
+    "anyOf": [TEXT, IDS, {"type": "null"}],
+    "description": "The beginning of prompts, as text or as token ids.",
+}
 STORED: Mapping[str, tuple[object, ...]] = {
     "previous_response_id": (),
     "conversation": (),
@@ -195,6 +198,8 @@ def _span(low: float, high: float) -> Schema:
 FIELDS: Mapping[str, tuple[str, Schema]] = {
     "echo": ("Whether the texts begin with their prompts; not together with `logprobs`.", {}),
     "suffix": ("The text behind the one to generate, for models with infill tokens.", {}),
+    "pin": ("Whether its blocks stay until they are unpinned; false only computes it.", {}),
+    "label": ("What the list shows beside the id.", {"maxLength": MAX_LABEL_LENGTH}),
     "encoding_format": ("`float` for numbers, `base64` for their float32 bytes.", {}),
     "model": ("A name or alias of the served model; absent means it.", {}),
     "max_tokens": (

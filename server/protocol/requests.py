@@ -12,8 +12,9 @@ from typing import Any
 
 import msgspec
 
-from server.protocol import anthropic, chat, completions, embeddings, native, responses
+from server.protocol import admin, anthropic, chat, completions, embeddings, native, responses
 from server.protocol import request_fields as given
+from server.protocol.admin import PrefixFields
 from server.protocol.anthropic import MessageFields
 from server.protocol.chat import ChatFields
 from server.protocol.completions import CompletionFields
@@ -88,6 +89,12 @@ def _other_schemas(merge: Callable[..., Schema]) -> dict[str, Schema]:
             refused=embeddings.REFUSED_FIELDS,
             ignored=("user",),
         ),
+        "PrefixRequest": merge(
+            [PrefixFields],
+            {"prompt": given.ONE_PROMPT, "messages": given.MESSAGES},
+            (),
+            refused=admin.REFUSED_FIELDS,
+        ),
         "CountRequest": merge(
             (SamplingFields, MessageFields),
             {"messages": given.TURNS, "system": given.SYSTEM},
@@ -131,6 +138,7 @@ STRUCTS = (
     ResponseFields,
     MessageFields,
     EmbeddingFields,
+    PrefixFields,
 )
 
 

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from core.errors import PinnedFull
 from core.outputs import FinishReason, StepOutput
 from core.prefix_order import PASSED_OVER_PER_SEAT
 from core.sequence import Sequence
@@ -20,6 +21,7 @@ BLOCK_SIZE = 4
 class SchedulerMachine(RuleBasedStateMachine):
     @initialize(
         num_blocks=st.integers(3, 14),
+        num_spare_blocks=st.integers(0, 8),
         batch_size=st.integers(1, 5),
         budget=st.integers(1, 20),
         policy=st.sampled_from(["continuous", "continuous", "static", "single"]),
@@ -30,6 +32,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def start(
         self,
         num_blocks: int,
+        num_spare_blocks: int,
         batch_size: int,
         budget: int,
         policy: str,
@@ -39,6 +42,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     ) -> None:
         self.engine, self.runner = make_engine(
             num_blocks=num_blocks,
+            max_context=BLOCK_SIZE * max(2, num_blocks - num_spare_blocks),
             block_size=BLOCK_SIZE,
             batch_size=batch_size,
             max_batched_tokens=budget,
@@ -88,6 +92,26 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.sequences[name] = sequence
         self.texts[name] = ""
         self.engine.add(sequence)
+
+    @rule(prompt=st.text("ab", min_size=1, max_size=14))
+    def pin(self, prompt: str) -> None:
+        """Whatever is pinned, all requests still come to their end."""
+        pins = self.engine.pins
+        if pins is None:
+            return
+        try:
+            pin = pins.pin(list(prompt.encode()), "")
+        except PinnedFull:
+            return
+        assert pin is None or len(pin.block_ids) == len(prompt) // BLOCK_SIZE
+        self.engine.check_invariants()
+
+    @rule(data=st.data())
+    def unpin(self, data: st.DataObject) -> None:
+        pins = self.engine.pins
+        if pins is not None and (ids := sorted(pin.prefix_id for pin in pins)):
+            assert pins.unpin(data.draw(st.sampled_from(ids))) is not None
+            self.engine.check_invariants()
 
     @precondition(lambda self: self.sequences)
     @rule(data=st.data(), dice=st.integers(0, 19))
@@ -191,7 +215,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert not self.engine.has_work
         assert not self.sequences
         assert Counter(self.ends.keys()) == Counter(self.arrivals.keys())
-        assert self.engine.stats().num_blocks_used == 0
+        num_pinned = self.engine.pins.num_blocks if self.engine.pins else 0
+        assert self.engine.stats().num_blocks_used == num_pinned
 
 
 TestSchedulerMachine = SchedulerMachine.TestCase

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,7 +11,8 @@ from typing import Any
 import pytest
 from dummy_engine import end_of, make_engine, make_sequence, reason_of, solo_text, text_of
 
-from core.errors import ModelRefused
+from core.errand import at_once
+from core.errors import EngineDead, ModelRefused
 from core.outputs import FinishReason, StepOutput, StepStats
 from core.step_loop import Report, StepLoop
 
@@ -284,3 +286,74 @@ def test_stop_while_loading_ends_at_the_next_report(make_loop: LoopMaker) -> Non
     assert started.wait(10)
     loop.stop()
     assert loop.join(10)
+
+
+def test_an_errand_is_done_in_the_step_thread_a_bit_after_each_step(make_loop: LoopMaker) -> None:
+    loop, receiver, engine, runner = make_loop()
+    loop.start()
+    seen: list[tuple[str, int]] = []
+
+    def work(given: Any) -> Any:
+        assert given is engine
+        for _ in range(5):
+            seen.append((threading.current_thread().name, runner.num_steps))
+            yield
+        return "done"
+
+    loop.add([make_sequence("a", "Hi", max_tokens=20)])
+    receiver.wait(lambda: bool(receiver.outputs))
+    assert loop.run_beside(work).result(10) == "done"
+    receiver.wait_for_ends(1)
+    assert {name for name, _ in seen} == {"noria-step"}
+    steps = [step for _, step in seen]
+    assert all(later - earlier <= 1 for earlier, later in itertools.pairwise(steps))
+    assert text_of(receiver.outputs, "a") == solo_text(b"Hi", 20)
+
+
+def test_an_errand_is_done_while_nothing_else_is_there_to_do(make_loop: LoopMaker) -> None:
+    loop, _, _, _ = make_loop()
+    loop.start()
+    assert loop.run_beside(at_once(lambda engine: engine.max_model_len)).result(10) == 2048
+
+
+def test_an_errand_that_fails_hurts_only_who_asked(make_loop: LoopMaker) -> None:
+    loop, receiver, _, _ = make_loop()
+    loop.start()
+    with pytest.raises(ZeroDivisionError):
+        loop.run_beside(at_once(lambda engine: 1 // 0)).result(10)
+    loop.add([make_sequence("a", "Hi")])
+    receiver.wait_for_ends(1)
+    assert text_of(receiver.outputs, "a") == solo_text(b"Hi", 8)
+
+
+def test_no_errand_is_left_waiting_when_the_loop_ends(make_loop: LoopMaker) -> None:
+    loop, _, _, _ = make_loop()
+    loop.start()
+    is_closed = threading.Event()
+
+    def endless(engine: Any) -> Any:
+        try:
+            while True:
+                yield
+        finally:
+            is_closed.set()
+
+    running = loop.run_beside(endless)
+    time.sleep(0.01)
+    loop.stop()
+    assert loop.join(10)
+    late = loop.run_beside(at_once(lambda engine: None))
+    for future in (running, late):
+        with pytest.raises(EngineDead):
+            future.result(10)
+    assert is_closed.is_set()
+
+
+def test_an_errand_nobody_waits_for_any_more_is_not_begun(make_loop: LoopMaker) -> None:
+    loop, _, _, _ = make_loop()
+    done: list[int] = []
+    future = loop.run_beside(at_once(lambda engine: done.append(1)))
+    assert future.cancel()
+    loop.start()
+    loop.run_beside(at_once(lambda engine: None)).result(10)
+    assert done == []

@@ -1,0 +1,39 @@
+"""Routes below `/admin` as the OpenAPI document tells them. All need `server.admin_key`. Data."""
+
+from __future__ import annotations
+
+from server.protocol import admin
+from server.protocol.operation import Operation
+
+ADMIN_OPERATIONS = (
+    Operation(
+        "post",
+        "/admin/prefixes",
+        "Admin",
+        "Compute a prefix and pin it",
+        "Its full blocks stay in the KV cache until they are unpinned; with `pin: false` it is only computed. Exactly "
+        "one of `prompt` and `messages`. At most half of the pool can be pinned, and never so much that a request of "
+        "full context would not fit.",
+        request="PrefixRequest",
+        example={"messages": [{"role": "system", "content": "You are a helpful pirate. Arr."}]},
+        answer=admin.Prefix,
+        errors=(400, 401, 403, 404, 413, 415, 429, 500, 503),
+    ),
+    Operation(
+        "get",
+        "/admin/prefixes",
+        "Admin",
+        "List what is pinned",
+        answer=admin.PinList,
+        errors=(400, 401, 403, 500, 503),
+    ),
+    Operation(
+        "delete",
+        "/admin/prefixes/{id}",
+        "Admin",
+        "Unpin a prefix",
+        "It stays cached as long as any other.",
+        answer=admin.DeletedPin,
+        errors=(400, 401, 403, 404, 500, 503),
+    ),
+)
