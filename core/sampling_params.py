@@ -89,7 +89,7 @@ def _check_lists(params: SamplingParams) -> None:
         )
     for token_id, bias in params.logit_bias.items():
         _whole("logit_bias", token_id, 0, MAX_TOKENS)
-        _number("logit_bias", bias, -100, 100)
+        _number(f"logit_bias.{token_id}", bias, -100, 100)
 
 
 def _whole(name: str, value: object, low: int, high: int) -> None:

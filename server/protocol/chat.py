@@ -27,7 +27,14 @@ from server.protocol.sampling_fields import (
     to_params,
 )
 from server.protocol.structured import parse_grammar
-from server.protocol.tools import Tools, parse_tools, with_calls_as_text, with_instruction
+from server.protocol.tools import (
+    Tools,
+    bind,
+    parse_tools,
+    with_calls_as_text,
+    with_instruction,
+    without_stops,
+)
 
 MAX_TEMPLATE_FIELDS = 32
 _OF_THE_CALL = frozenset(
@@ -134,13 +141,11 @@ def parse_chat(
     extra = convert(body, OpenAIFields)
     own = convert(body, ChatFields)
     refuse_unsupported(body, REFUSED_FIELDS)
-    grammar = parse_grammar(body)
     tools = parse_tools(body)
-    if tools is not None:
-        grammar = _grammar_of_calls(tools, grammar, model)
+    grammar = bind(tools, parse_grammar(body), model)
     num_choices = check_common(fields, max_choices=MAX_CHOICES)
     check_model(fields.model, model)
-    params = _params(fields, own, model)
+    params = without_stops(_params(fields, own, model), tools)
     prompt = replace(parse_chat_prompt(body), tools=tools)
     check_amount(1, num_choices, max_waiting)
     unknown.note(body.keys() - _KNOWN)
@@ -171,20 +176,6 @@ def parse_chat_prompt(body: Mapping[str, Any]) -> ChatPrompt:
             param="continue_final_message",
         )
     return ChatPrompt(messages, adds, continues, _template_kwargs(own.chat_template_kwargs or {}))
-
-
-def _grammar_of_calls(tools: Tools, grammar: Grammar | None, model: ServedModel) -> Grammar | None:
-    if grammar is not None:
-        raise UnsupportedValue(
-            f"{grammar.param} and tools exclude each other; set tool_choice to none.",
-            param=grammar.param,
-        )
-    if not tools.is_enforced and model.tokenizer.tool_format is None:
-        raise UnsupportedValue(
-            "The chat template of this model knows no tools. A required or named tool_choice works with any model.",
-            param="tools",
-        )
-    return tools.grammar()
 
 
 def _params(fields: SamplingFields, own: ChatFields, model: ServedModel) -> SamplingParams:

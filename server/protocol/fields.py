@@ -18,6 +18,7 @@ from server.protocol import structured
 T = TypeVar("T")
 _log = logging.getLogger("noria.protocol")
 _ERROR = re.compile(r"^(?P<what>.*?)(?: - at `(?:key in )?\$(?P<path>.*)`)?$", re.DOTALL)
+_IN_MAP = re.compile(r"\$\.(?P<name>\w+)\[\.\.\.\]`")
 _EXPECTED = re.compile(r"^Expected `(?P<expected>[^`]*)`, got `(?P<got>[^`]*)`$")
 _WORDS = {
     "int": "an integer",
@@ -90,7 +91,22 @@ def convert(value: object, kind: type[T], prefix: str = "") -> T:
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        raise _translate(str(error), prefix) from None
+        raise _translate(_with_key(str(error), value), prefix) from None
+
+
+def _with_key(text: str, value: object) -> str:
+    """The error with the key of a map of numbers, where the library only says that one of its values is wrong."""
+    found = _IN_MAP.search(text)
+    numbers = value.get(found["name"]) if found and isinstance(value, dict) else None
+    if not found or not isinstance(numbers, dict):
+        return text
+    key = next((key for key, number in numbers.items() if type(number) not in (int, float)), None)
+    return text if key is None else text.replace(found[0], f"$.{found['name']}.{shown(key)}`")
+
+
+def shown(name: str) -> str:
+    """A name of the client's, bounded and without what would confuse the reader of a message."""
+    return "".join(c if c.isprintable() and c != "`" else "?" for c in name[:MAX_SHOWN_NAME])
 
 
 def _translate(text: str, prefix: str) -> InvalidValue:

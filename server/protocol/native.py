@@ -34,7 +34,12 @@ VLLM_DEFAULTS = Defaults(max_tokens=20, temperature=0.7, top_p=0.95)
 
 REFUSED_FIELDS = {**REFUSED, "logprobs": (False,), "top_logprobs": (0,)}
 _TEXTS = frozenset({"prompt", "model", "stop", "request_id"}) | structured.TEXTS
-_KNOWN = NAMES | REFUSED_FIELDS.keys() | structured.NAMES | {"prompt", "prompts", "priority"}
+_KNOWN = (
+    NAMES
+    | REFUSED_FIELDS.keys()
+    | structured.NAMES
+    | {"prompt", "prompts", "priority", "response_format"}
+)
 _IN_QUERY = (NAMES | REFUSED_FIELDS.keys()) - {"stop_token_ids", "logit_bias"} | {"prompt"}
 
 

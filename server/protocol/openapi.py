@@ -118,7 +118,13 @@ def _identifier(operation: Operation) -> str:
     return f"{operation.method}_{words or 'page'}"
 
 
-_NO_SCALARS = ("stop_token_ids", "logit_bias", "guided_choice", "structured_outputs")
+_NO_SCALARS = (
+    "stop_token_ids",
+    "logit_bias",
+    "guided_choice",
+    "structured_outputs",
+    "response_format",
+)
 
 
 def _query(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -32,6 +32,10 @@ _RESPONSE_EVENTS: Events = (
     ("response.content_part.done", other_answers.ResponsePartEvent),
     ("response.output_text.delta", other_answers.ResponseTextDelta),
     ("response.output_text.done", other_answers.ResponseTextDone),
+    ("response.function_call_arguments.delta", other_answers.ResponseCallDelta),
+    ("response.function_call_arguments.done", other_answers.ResponseCallDone),
+    ("response.reasoning_text.delta", other_answers.ResponseThoughtDelta),
+    ("response.reasoning_text.done", other_answers.ResponseThoughtDone),
     ("error", other_answers.ResponseErrorEvent),
 )
 _MESSAGE_EVENTS: Events = (

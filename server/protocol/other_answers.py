@@ -11,20 +11,43 @@ from msgspec import UNSET, UnsetType
 
 from server.protocol.answers import ErrorObject, Exact, Timings, TokenLogprob
 
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
-class OutputText(Exact):
-    type: Literal["output_text"]
+
+class OutputText(Exact, tag_field="type", tag="output_text"):
     text: str
     annotations: list[Any]
     logprobs: list[TokenLogprob]
 
 
-class OutputItem(Exact):
+class OutputItem(Exact, tag_field="type", tag="message"):
     id: str
-    type: Literal["message"]
     role: Literal["assistant"]
-    status: Literal["in_progress", "completed", "incomplete"]
+    status: ItemStatus
     content: list[OutputText]
+
+
+class FunctionCallItem(Exact, tag_field="type", tag="function_call"):
+    """`arguments` is JSON as text; empty when the item begins."""
+
+    id: str
+    call_id: str
+    name: str
+    arguments: str
+    status: ItemStatus
+
+
+class ReasoningText(Exact, tag_field="type", tag="reasoning_text"):
+    text: str
+
+
+class ReasoningItem(Exact, tag_field="type", tag="reasoning"):
+    """The thoughts of models that think."""
+
+    id: str
+    summary: list[Any]
+    content: list[ReasoningText]
+    status: ItemStatus
 
 
 class InputTokensDetails(Exact):
@@ -63,14 +86,14 @@ class Response(Exact):
     status: Literal["in_progress", "completed", "incomplete", "failed"]
     error: ResponseFailure | None
     incomplete_details: IncompleteDetails | None
-    output: list[OutputItem]
+    output: list[OutputItem | FunctionCallItem | ReasoningItem]
     background: bool
     parallel_tool_calls: bool
     previous_response_id: str | None
     store: bool
     text: dict[str, Any]
-    tool_choice: str
-    tools: list[Any]
+    tool_choice: str | dict[str, Any]
+    tools: list[dict[str, Any]]
     truncation: str
     usage: ResponseUsage | None
     instructions: str | None
@@ -93,7 +116,7 @@ class ResponseEvent(Exact):
 class ResponseItemEvent(Exact):
     type: str
     output_index: int
-    item: OutputItem
+    item: OutputItem | FunctionCallItem | ReasoningItem
     sequence_number: int
 
 
@@ -102,7 +125,7 @@ class ResponsePartEvent(Exact):
     item_id: str
     output_index: int
     content_index: int
-    part: OutputText
+    part: OutputText | ReasoningText
     sequence_number: int
 
 
@@ -128,6 +151,43 @@ class ResponseTextDone(Exact):
     sequence_number: int
 
 
+class ResponseCallDelta(Exact):
+    """A piece of the arguments."""
+
+    type: Literal["response.function_call_arguments.delta"]
+    item_id: str
+    output_index: int
+    delta: str
+    sequence_number: int
+
+
+class ResponseCallDone(Exact):
+    type: Literal["response.function_call_arguments.done"]
+    item_id: str
+    output_index: int
+    name: str
+    arguments: str
+    sequence_number: int
+
+
+class ResponseThoughtDelta(Exact):
+    type: Literal["response.reasoning_text.delta"]
+    item_id: str
+    output_index: int
+    content_index: int
+    delta: str
+    sequence_number: int
+
+
+class ResponseThoughtDone(Exact):
+    type: Literal["response.reasoning_text.done"]
+    item_id: str
+    output_index: int
+    content_index: int
+    text: str
+    sequence_number: int
+
+
 class ResponseErrorEvent(Exact):
     type: Literal["error"]
     code: str | None
@@ -137,9 +197,26 @@ class ResponseErrorEvent(Exact):
     sequence_number: int
 
 
-class TextBlock(Exact):
-    type: Literal["text"]
+class TextBlock(Exact, tag_field="type", tag="text"):
     text: str
+
+
+class ToolUseBlock(Exact, tag_field="type", tag="tool_use"):
+    """`input` is empty where a stream begins the block, and where the arguments were cut off."""
+
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+class ThinkingBlock(Exact, tag_field="type", tag="thinking"):
+    """The thoughts of models that think; nothing signs them."""
+
+    thinking: str
+    signature: str
+
+
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
 
 class MessageUsage(Exact):
@@ -156,8 +233,8 @@ class AnthropicMessage(Exact):
     type: Literal["message"]
     role: Literal["assistant"]
     model: str
-    content: list[TextBlock]
-    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence"] | None
+    content: list[TextBlock | ToolUseBlock | ThinkingBlock]
+    stop_reason: StopReason | None
     stop_sequence: str | None
     usage: MessageUsage
     timings: Timings | UnsetType = UNSET
@@ -171,12 +248,21 @@ class MessageStart(Exact):
 class ContentBlockStart(Exact):
     type: Literal["content_block_start"]
     index: int
-    content_block: TextBlock
+    content_block: TextBlock | ToolUseBlock | ThinkingBlock
 
 
-class TextDelta(Exact):
-    type: Literal["text_delta"]
+class TextDelta(Exact, tag_field="type", tag="text_delta"):
     text: str
+
+
+class InputDelta(Exact, tag_field="type", tag="input_json_delta"):
+    """A piece of a call's arguments; joined they are JSON."""
+
+    partial_json: str
+
+
+class ThinkingDelta(Exact, tag_field="type", tag="thinking_delta"):
+    thinking: str
 
 
 class ContentBlockDelta(Exact):
@@ -184,7 +270,7 @@ class ContentBlockDelta(Exact):
 
     type: Literal["content_block_delta"]
     index: int
-    delta: TextDelta
+    delta: TextDelta | InputDelta | ThinkingDelta
 
 
 class ContentBlockStop(Exact):
@@ -193,7 +279,7 @@ class ContentBlockStop(Exact):
 
 
 class StopDelta(Exact):
-    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence"]
+    stop_reason: StopReason
     stop_sequence: str | None
 
 

@@ -11,74 +11,15 @@ from typing import Any
 
 import orjson
 
-from core.interfaces import TextTokenizer, ToolFormat
+from core.interfaces import TextTokenizer
 from core.outputs import FinishReason, StepOutput
 from server import sse
+from server.protocol.answer_parser import AnswerParser, make_answer_parser
 from server.protocol.openai_fields import StreamOptions
 from server.protocol.openai_renderer import ChatShape, Choice, OpenAIRenderer
-from server.protocol.reasoning import ReasoningSplitter
 from server.protocol.tally import Tally
-from server.protocol.tool_parser import (
-    MARKS,
-    CallArguments,
-    CallStart,
-    Content,
-    Event,
-    Reasoning,
-    ToolParser,
-)
+from server.protocol.tool_parser import CallArguments, CallStart, Content, Event, Reasoning
 from server.protocol.tools import Tools
-
-
-class AnswerParser:
-    """The text of one choice to events. `push` takes the text of each token, and the token for marks without text."""
-
-    def __init__(
-        self,
-        tokenizer: TextTokenizer,
-        tools: Tools | None,
-        *,
-        is_thinking: bool,
-    ) -> None:
-        """`is_thinking`: the prompt ends with opened thoughts."""
-        kind: ToolFormat = "json"
-        if tools is not None and not tools.is_enforced and tokenizer.tool_format is not None:
-            kind = tokenizer.tool_format
-        self._tools: ToolParser | None = None
-        if tools is not None:
-            self._tools = ToolParser(kind, tools.names, is_parallel=tools.is_parallel)
-        is_enforced = (
-            tools is not None and tools.is_enforced
-        )  # a grammar leaves no room for thoughts
-        self._thoughts: ReasoningSplitter | None = None
-        if tokenizer.has_thoughts and not is_enforced:
-            self._thoughts = ReasoningSplitter(is_open=is_thinking)
-        names = {i: tokenizer.token_bytes(i) for i in tokenizer.control_token_ids}
-        self._marks = {i: name.decode() for i, name in names.items() if name.decode() in MARKS}
-
-    @property
-    def num_calls(self) -> int:
-        return self._tools.num_calls if self._tools is not None else 0
-
-    def push(self, text: str, token_id: int | None = None) -> list[Event]:
-        if token_id in self._marks:
-            text += self._marks[token_id]
-        if self._thoughts is None:
-            return self._parse(text)
-        thoughts, text = self._thoughts.push(text)
-        return [*([Reasoning(thoughts)] if thoughts else []), *self._parse(text)]
-
-    def finish(self) -> list[Event]:
-        events: list[Event] = []
-        if self._thoughts is not None:
-            thoughts, text = self._thoughts.finish()
-            events = [*([Reasoning(thoughts)] if thoughts else []), *self._parse(text)]
-        return events + (self._tools.finish() if self._tools is not None else [])
-
-    def _parse(self, text: str) -> list[Event]:
-        if not text:
-            return []
-        return self._tools.push(text) if self._tools is not None else [Content(text)]
 
 
 @dataclass(slots=True)
@@ -147,7 +88,7 @@ class ParsedChatRenderer(OpenAIRenderer):
         self._events[index] += parser.push(output.text, output.token_id)
         if output.finish_reason is not None:
             self._events[index] += parser.finish()
-            if parser.num_calls and output.finish_reason is FinishReason.STOP:
+            if parser.has_called and output.finish_reason is FinishReason.STOP:
                 choice.finish_reason = "tool_calls"
 
     def _flush(self, choice: Choice) -> bytes:
@@ -162,7 +103,8 @@ class ParsedChatRenderer(OpenAIRenderer):
         if delta.content:
             members["content"] = delta.content
         elif not choice.has_sent:
-            members["content"] = None if delta.calls or delta.reasoning else ""
+            has_more = delta.calls or delta.reasoning or self._parsers[choice.index].is_enforced
+            members["content"] = None if has_more else ""
         if delta.calls:
             members["tool_calls"] = list(delta.calls.values())
         choice.has_sent = True
@@ -173,8 +115,9 @@ class ParsedChatRenderer(OpenAIRenderer):
         message: dict[str, Any] = {"role": "assistant", "content": delta.content, "refusal": None}
         if delta.reasoning:
             message["reasoning_content"] = delta.reasoning
-        if delta.calls:
+        if delta.calls or self._parsers[choice.index].is_enforced:
             message["content"] = delta.content or None
+        if delta.calls:
             message["tool_calls"] = [
                 {key: value for key, value in call.items() if key != "index"}
                 for call in delta.calls.values()
@@ -194,7 +137,9 @@ def make_chat_renderer(
     stream_options: StreamOptions,
     request_id: str = "",
 ) -> OpenAIRenderer:
-    if tools is None and not tokenizer.has_thoughts:
+    made = [make_answer_parser(tokenizer, tools, prompt_ids) for _ in range(num_sequences)]
+    parsers = [parser for parser in made if parser is not None]
+    if not parsers:
         return OpenAIRenderer(
             ChatShape(tokenizer),
             model_name,
@@ -204,10 +149,6 @@ def make_chat_renderer(
             stream_options=stream_options,
             request_id=request_id,
         )
-    is_thinking = ends_in_thoughts(tokenizer, prompt_ids)
-    parsers = [
-        AnswerParser(tokenizer, tools, is_thinking=is_thinking) for _ in range(num_sequences)
-    ]
     return ParsedChatRenderer(
         parsers,
         tokenizer,
@@ -217,9 +158,3 @@ def make_chat_renderer(
         stream_options=stream_options,
         request_id=request_id,
     )
-
-
-def ends_in_thoughts(tokenizer: TextTokenizer, prompt_ids: Sequence[int]) -> bool:
-    """Whether the template has opened the thoughts that the answer goes on with."""
-    tail = b"".join(tokenizer.token_bytes(i) for i in prompt_ids[-8:])
-    return tail.rstrip().endswith(b"<think>")

@@ -17,6 +17,10 @@ class ReasoningSplitter:
         self._buffer = ""
         self._has_thoughts = False
 
+    @property
+    def is_open(self) -> bool:
+        return self._state == "thoughts"
+
     def push(self, text: str) -> tuple[str, str]:
         if self._state == "answer":
             return "", text

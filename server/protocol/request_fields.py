@@ -51,7 +51,14 @@ INPUT: Schema = {
         {"type": "string"},
         {"type": "array", "items": {"type": "object"}, "minItems": 1, "maxItems": MAX_MESSAGES},
     ],
-    "description": "The conversation: a text, or items of type `message` with role and content.",
+    "description": "The conversation: a text, or items: messages, function calls and their outputs.",
+}
+BLOCK: Schema = {
+    "type": "object",
+    "properties": {
+        "type": {"enum": ["text", "tool_use", "tool_result", "thinking", "redacted_thinking"]},
+    },
+    "required": ["type"],
 }
 TURNS: Schema = {
     "type": "array",
@@ -59,13 +66,13 @@ TURNS: Schema = {
         "type": "object",
         "properties": {
             "role": {"enum": ["user", "assistant"]},
-            "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": PART}]},
+            "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": BLOCK}]},
         },
         "required": ["role", "content"],
     },
     "minItems": 1,
     "maxItems": MAX_MESSAGES,
-    "description": "The turns so far; texts and blocks of text.",
+    "description": "The turns so far: texts, and blocks of text, of calls (`tool_use`) and results (`tool_result`).",
 }
 SYSTEM: Schema = {
     "anyOf": [{"type": "string"}, {"type": "array", "items": PART}, {"type": "null"}],
@@ -98,7 +105,6 @@ STORED: Mapping[str, tuple[object, ...]] = {
     "prompt": (),
 }
 OF_RESPONSES = {
-    "reasoning",
     "max_tool_calls",
     "prompt_cache_retention",
     "prompt_cache_options",
@@ -124,6 +130,16 @@ RESPONSE_FORMAT: Schema = {
     ],
     "description": "`text`, `json_object`, or `json_schema` with `json_schema.schema`.",
 }
+_FUNCTION: Schema = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,128}$"},
+        "description": {"type": ["string", "null"]},
+        "parameters": {"type": ["object", "null"]},
+        "strict": {"type": ["boolean", "null"]},
+    },
+    "required": ["name"],
+}
 TOOLS: dict[str, Schema] = {
     "tools": {
         "type": ["array", "null"],
@@ -131,16 +147,7 @@ TOOLS: dict[str, Schema] = {
             "type": "object",
             "properties": {
                 "type": {"const": "function"},
-                "function": {
-                    "type": "object",
-                    "properties": {
-                        "name": {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,64}$"},
-                        "description": {"type": ["string", "null"]},
-                        "parameters": {"type": ["object", "null"]},
-                        "strict": {"type": ["boolean", "null"]},
-                    },
-                    "required": ["name"],
-                },
+                "function": _FUNCTION,
             },
             "required": ["type", "function"],
         },
@@ -168,6 +175,51 @@ TOOLS: dict[str, Schema] = {
     "parallel_tool_calls": {
         "type": ["boolean", "null"],
         "description": "False: at most one call.",
+    },
+}
+_NAMED: Schema = {
+    "type": "object",
+    "properties": {"type": {"const": "function"}, "name": {"type": "string"}},
+    "required": ["type", "name"],
+}
+_FLAT: Schema = {
+    **_FUNCTION,
+    "properties": {"type": {"const": "function"}, **_FUNCTION["properties"]},
+    "required": ["type", "name"],
+}
+RESPONSE_TOOLS: dict[str, Schema] = {
+    "tools": {**TOOLS["tools"], "items": _FLAT},
+    "tool_choice": {
+        **TOOLS["tool_choice"],
+        "anyOf": [{"enum": ["auto", "none", "required", None]}, _NAMED],
+    },
+    "parallel_tool_calls": TOOLS["parallel_tool_calls"],
+}
+MESSAGE_TOOLS: dict[str, Schema] = {
+    "tools": {
+        **TOOLS["tools"],
+        "items": {
+            "type": "object",
+            "properties": {
+                "type": {"enum": ["custom", None]},
+                "name": _FUNCTION["properties"]["name"],
+                "description": {"type": ["string", "null"]},
+                "input_schema": {"type": "object"},
+                "strict": {"type": ["boolean", "null"]},
+            },
+            "required": ["name", "input_schema"],
+        },
+        "description": "Tools that the model may use; `input_schema` are JSON schemas.",
+    },
+    "tool_choice": {
+        "type": ["object", "null"],
+        "properties": {
+            "type": {"enum": ["auto", "any", "tool", "none"]},
+            "name": {"type": "string"},
+            "disable_parallel_tool_use": {"type": ["boolean", "null"]},
+        },
+        "required": ["type"],
+        "description": "`any` and a named tool are enforced by a grammar, with any model.",
     },
 }
 # At most one of these, or `response_format`, binds the answer to a grammar.
@@ -250,12 +302,20 @@ FIELDS: Mapping[str, tuple[str, Schema]] = {
     "instructions": ("The system prompt.", {}),
     "max_output_tokens": ("At most so many tokens.", _span(1, limits.MAX_TOKENS)),
     "include": (f"`{responses.LOGPROBS}` asks for log-probabilities.", {}),
-    "text": ("The format of the answer; only `text` for now.", {}),
+    "text": (
+        "`format` is `text`, `json_object`, or `json_schema` with `schema` beside `type`.",
+        {},
+    ),
+    "reasoning": ("Accepted and ignored.", {}),
+    "user": ("Accepted and ignored.", {}),
+    "safety_identifier": ("Accepted and ignored.", {}),
+    "prompt_cache_key": ("Accepted and ignored.", {}),
     "metadata": ("Told back in the answer.", {}),
     "stop_sequences": (
         "Strings that end the answer.",
         {"minLength": 1, "maxLength": limits.MAX_STOP_LENGTH, "maxItems": limits.MAX_STOPS},
     ),
     "thinking": ("Only `disabled` and `adaptive`.", {}),
-    "output_config": ("Without `format`.", {}),
+    "output_config": ("`format` is `json_schema` with a `schema`; the rest is ignored.", {}),
+    "output_format": ("The older name of `output_config.format`.", {}),
 }

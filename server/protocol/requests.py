@@ -70,14 +70,14 @@ def _other_schemas(merge: Callable[..., Schema]) -> dict[str, Schema]:
     return {
         "ResponseRequest": merge(
             (SamplingFields, ResponseFields),
-            {"input": given.INPUT},
+            {"input": given.INPUT, **given.RESPONSE_TOOLS},
             ("input",),
             refused={**responses.REFUSED_FIELDS, **given.STORED},
             ignored=IGNORED_BY_OPENAI | given.OF_RESPONSES,
         ),
         "MessagesRequest": merge(
             (SamplingFields, MessageFields),
-            {"messages": given.TURNS, "system": given.SYSTEM},
+            {"messages": given.TURNS, "system": given.SYSTEM, **given.MESSAGE_TOOLS},
             ("model", "max_tokens", "messages"),
             refused=anthropic.REFUSED_FIELDS,
             ignored=given.OF_MESSAGES,
@@ -97,7 +97,7 @@ def _other_schemas(merge: Callable[..., Schema]) -> dict[str, Schema]:
         ),
         "CountRequest": merge(
             (SamplingFields, MessageFields),
-            {"messages": given.TURNS, "system": given.SYSTEM},
+            {"messages": given.TURNS, "system": given.SYSTEM, **given.MESSAGE_TOOLS},
             ("messages",),
             refused=anthropic.REFUSED_FIELDS,
         ),
@@ -116,7 +116,7 @@ def _native_schemas(merge: Callable[..., Schema]) -> dict[str, Schema]:
         told, refused = _told(defaults), native.REFUSED_FIELDS
         schemas[name] = merge(
             [SamplingFields],
-            own | given.GRAMMARS,
+            {**own, **given.GRAMMARS, "response_format": given.RESPONSE_FORMAT},
             tuple(own),
             refused=refused,
             ignored=("priority",),

@@ -15,6 +15,7 @@ import msgspec
 from core.errors import InvalidValue, ModelNotFound
 from core.sampling_params import MAX_LOGIT_BIAS, SamplingParams
 from server.backends.base import ServedModel
+from server.protocol.fields import shown
 
 MAX_LABEL_LENGTH = 128
 MAX_CHOICES = 128
@@ -157,10 +158,16 @@ def _bias(raw: Mapping[str, float]) -> dict[int, float]:
         )
     for name in raw:
         if not _TOKEN_ID.fullmatch(name):
-            raise InvalidValue("logit_bias needs token ids in decimal digits.", param="logit_bias")
+            raise InvalidValue(
+                f"logit_bias needs token ids in decimal digits, not {shown(name)}.",
+                param="logit_bias",
+            )
     return {int(name): value for name, value in raw.items()}
 
 
 def _check_ids(name: str, ids: Any, vocab_size: int) -> None:
-    if any(token_id >= vocab_size for token_id in ids):
-        raise InvalidValue(f"{name} must hold token ids below {vocab_size}.", param=name)
+    wrong = next((token_id for token_id in ids if token_id >= vocab_size), None)
+    if wrong is not None:
+        raise InvalidValue(
+            f"{name} must hold token ids below {vocab_size}, not {wrong}.", param=name
+        )

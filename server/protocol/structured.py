@@ -48,6 +48,30 @@ def schema_text(schema: object, param: str) -> str:
 
 
 def _response_format(value: object, param: str) -> Grammar | None:
+    kind = _kind(value, param)
+    assert isinstance(value, dict)
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return Grammar("json_schema", ANY_OBJECT, param)
+    inner, path = value.get("json_schema"), f"{param}.json_schema"
+    if not isinstance(inner, dict):
+        raise InvalidValue(f"{path} must be an object.", param=path)
+    return _named_schema(inner, path)
+
+
+def flat_format(value: object, param: str) -> Grammar | None:
+    """As `response_format`, but the schema stands beside the type: in `text.format` and in `output_config.format`."""
+    if value is None:
+        return None
+    kind = _kind(value, param)
+    if kind == "json_schema":
+        assert isinstance(value, dict)
+        return _named_schema(value, param)
+    return None if kind == "text" else Grammar("json_schema", ANY_OBJECT, param)
+
+
+def _kind(value: object, param: str) -> str:
     if not isinstance(value, dict):
         raise InvalidValue(f"{param} must be an object.", param=param)
     kind = value.get("type")
@@ -57,13 +81,10 @@ def _response_format(value: object, param: str) -> Grammar | None:
         raise InvalidValue(
             f"{param}.type must be one of {', '.join(_RESPONSE_FORMATS)}.", param=f"{param}.type"
         )
-    if kind == "text":
-        return None
-    if kind == "json_object":
-        return Grammar("json_schema", ANY_OBJECT, param)
-    inner, path = value.get("json_schema"), f"{param}.json_schema"
-    if not isinstance(inner, dict):
-        raise InvalidValue(f"{path} must be an object.", param=path)
+    return kind
+
+
+def _named_schema(inner: dict[str, Any], path: str) -> Grammar:
     for name, wanted in (("name", str), ("description", str), ("strict", bool)):
         if inner.get(name) is not None and not isinstance(inner[name], wanted):
             raise InvalidValue(f"{path}.{name} has the wrong type.", param=f"{path}.{name}")
@@ -76,7 +97,8 @@ def _structured_outputs(value: object, param: str) -> Grammar | None:
     if not isinstance(value, dict):
         raise InvalidValue(f"{param} must be an object.", param=param)
     given = {name: item for name, item in value.items() if item not in (None, False)}
-    if unknown := next((name for name in given if name not in _MEMBERS), None):
+    unknown = next((name for name in given if name not in _MEMBERS), None)
+    if unknown is not None:
         shown = f"{param}.{unknown[:64]}"
         raise UnsupportedValue(f"{shown} is not supported.", param=shown)
     if len(given) != 1:

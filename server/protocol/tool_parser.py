@@ -23,9 +23,9 @@ from server.protocol.call_scanner import CallScanner
 _MARKS = {"hermes": "<tool_call>", "llama": "<|python_tag|>", "mistral": "[TOOL_CALLS]", "json": ""}
 _CLOSE = "</tool_call>"
 _BARE_NAME = re.compile(
-    r"\s*([A-Za-z0-9_.-]{1,64})(?:\[CALL_ID\][A-Za-z0-9_-]*)?(?:\[ARGS\])?\s*(?=\{)"
+    r"\s*([A-Za-z0-9_.-]{1,128})(?:\[CALL_ID\][A-Za-z0-9_-]*)?(?:\[ARGS\])?\s*(?=\{)"
 )
-_BARE_START = re.compile(r"\s*[A-Za-z0-9_.\-\[\]]{0,160}\s*\Z")
+_BARE_START = re.compile(r"\s*[A-Za-z0-9_.\-\[\]]{0,220}\s*\Z")
 MARKS = frozenset({*_MARKS.values(), _CLOSE, "[ARGS]", "[CALL_ID]", "<think>", "</think>"} - {""})
 """Texts that some models write with one control token, which has no text of its own for the detokenizer."""
 
@@ -76,6 +76,7 @@ class ToolParser:
         self._has_started = False  # the call being read has been told
         self._events: list[Event] = []
         self.num_calls = 0
+        self.is_cut = False  # the text ended within a call
 
     def push(self, text: str) -> list[Event]:
         self._buffer += text
@@ -87,6 +88,7 @@ class ToolParser:
         """The end of the text: what was held back is content."""
         if self._scanner is not None and not self._has_started:
             self._held += self._scanner.raw
+        self.is_cut = self._scanner is not None and self._tells
         rest = self._held + self._buffer
         if not self.num_calls or rest.strip():
             self._say(rest)
@@ -180,15 +182,20 @@ class ToolParser:
     def _tell(self, name: str) -> None:
         self._has_started, self._held = True, ""
         self.num_calls += 1
-        if self._is_parallel or self.num_calls == 1:
+        if self._tells:
             call_id = "call_" + uuid.uuid4().hex[:24]
             self._events.append(CallStart(self.num_calls - 1, call_id, name))
+
+    @property
+    def _tells(self) -> bool:
+        """The call being read is one that the client hears of."""
+        return self._has_started and (self._is_parallel or self.num_calls == 1)
 
     def _tell_arguments(self, scanner: CallScanner) -> None:
         text = scanner.take()
         if scanner.is_done and not scanner.has_arguments:
             text = "{}"
-        if text and (self._is_parallel or self.num_calls == 1):
+        if text and self._tells:
             self._events.append(CallArguments(self.num_calls - 1, text))
 
     def _in_after(self) -> bool:

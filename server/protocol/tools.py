@@ -10,15 +10,19 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from core.errors import InvalidValue, UnsupportedValue
+from core.sampling_params import SamplingParams
 from core.structured.grammar import WHITESPACE, Grammar
+from server.backends.base import ServedModel
 
 MAX_TOOLS = 128
 MAX_CALLS = 8  # in one enforced answer
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+Choice = Literal["auto", "required", "none", "named"]
+_CHOICES: dict[str, Choice] = {"auto": "auto", "required": "required", "none": "none"}
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 _MAY_NAME_OTHERS = frozenset(
     {"additionalProperties", "patternProperties", "unevaluatedProperties", "minProperties"}
@@ -36,7 +40,7 @@ class Tools:
     """`specs` as the client sent them, for the template. `named` is the function that must be called."""
 
     specs: list[dict[str, Any]]
-    choice: Literal["auto", "required", "named"]
+    choice: Choice
     named: str | None
     is_parallel: bool
 
@@ -66,11 +70,24 @@ class Tools:
 
 def parse_tools(body: Mapping[str, Any]) -> Tools | None:
     """None where nothing may be called. Raises `InvalidValue` and `UnsupportedValue` with the field's path."""
+    is_parallel = check_parallel(body)
+    specs = tool_list(body)
+    for index, tool in enumerate(specs):
+        _check(tool, f"tools[{index}]")
+    return choose(specs, *_choice(body.get("tool_choice")), is_parallel=is_parallel)
+
+
+def check_parallel(body: Mapping[str, Any]) -> bool:
     parallel = body.get("parallel_tool_calls")
     if parallel is not None and not isinstance(parallel, bool):
         raise InvalidValue("parallel_tool_calls must be a boolean.", param="parallel_tool_calls")
-    specs = _specs(body.get("tools"))
-    choice, named = _choice(body.get("tool_choice"))
+    return parallel is not False
+
+
+def choose(
+    specs: list[dict[str, Any]], choice: Choice, named: str | None, *, is_parallel: bool
+) -> Tools | None:
+    """`Tools` of checked specs, in the form that templates take. Raises `InvalidValue`."""
     if not specs:
         if choice in ("required", "named"):
             raise InvalidValue("tool_choice needs tools.", param="tool_choice")
@@ -81,7 +98,31 @@ def parse_tools(body: Mapping[str, Any]) -> Tools | None:
         raise InvalidValue(
             "tool_choice names a function that is not in tools.", param="tool_choice"
         )
-    return Tools(specs, choice, named, parallel is not False)
+    return Tools(specs, choice, named, is_parallel)
+
+
+def bind(tools: Tools | None, grammar: Grammar | None, model: ServedModel) -> Grammar | None:
+    """The grammar that the answer follows, be it of the tools or the request's own. Raises `UnsupportedValue`."""
+    if tools is None:
+        return grammar
+    if grammar is not None:
+        raise UnsupportedValue(
+            f"{grammar.param} and tools exclude each other; set tool_choice to none.",
+            param=grammar.param,
+        )
+    if not tools.is_enforced and model.tokenizer.tool_format is None:
+        raise UnsupportedValue(
+            "The chat template of this model knows no tools. A required or named tool_choice works with any model.",
+            param="tools",
+        )
+    return tools.grammar()
+
+
+def without_stops(params: SamplingParams, tools: Tools | None) -> SamplingParams:
+    """Stops are for what a model says: an enforced call that one of them cuts in two would be of no use to anybody."""
+    if tools is None or not tools.is_enforced:
+        return params
+    return replace(params, stop=(), stop_token_ids=())
 
 
 def with_instruction(messages: list[dict[str, Any]], tools: Tools) -> list[dict[str, Any]]:
@@ -157,7 +198,9 @@ def _closed(schema: Any) -> Any:
     return closed
 
 
-def _specs(tools: object) -> list[dict[str, Any]]:
+def tool_list(body: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """`tools` as a list whose members are objects with a type, if any. Raises `InvalidValue`."""
+    tools = body.get("tools")
     if tools is None:
         return []
     if not isinstance(tools, list):
@@ -167,45 +210,50 @@ def _specs(tools: object) -> list[dict[str, Any]]:
             f"tools has {len(tools)} entries; at most {MAX_TOOLS} are allowed.", param="tools"
         )
     for index, tool in enumerate(tools):
-        _check(tool, f"tools[{index}]")
+        if not isinstance(tool, dict):
+            raise InvalidValue(f"tools[{index}] must be an object.", param=f"tools[{index}]")
     return tools
 
 
-def _check(tool: object, path: str) -> None:
-    if not isinstance(tool, dict):
+def _check(tool: dict[str, Any], path: str) -> None:
+    check_type(tool, path)
+    function, path = tool.get("function"), f"{path}.function"
+    if not isinstance(function, dict):
         raise InvalidValue(f"{path} must be an object.", param=path)
+    check_function(function, path)
+
+
+def check_type(tool: dict[str, Any], path: str) -> None:
     if not isinstance(tool.get("type"), str):
         raise InvalidValue(f"{path}.type must be a string.", param=f"{path}.type")
     if tool["type"] != "function":
         raise UnsupportedValue(f"{path}: only functions are supported.", param=f"{path}.type")
-    function, path = tool.get("function"), f"{path}.function"
-    if not isinstance(function, dict):
-        raise InvalidValue(f"{path} must be an object.", param=path)
+
+
+def check_function(function: dict[str, Any], path: str, schema: str = "parameters") -> None:
+    """The members of a function, whose JSON schema is called `schema`. Raises `InvalidValue`."""
     name = function.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidValue(
-            f"{path}.name must be 1 to 64 letters, digits, hyphens or underscores.",
+            f"{path}.name must be 1 to 128 letters, digits, hyphens or underscores.",
             param=f"{path}.name",
         )
     for key, kind, words in (
         ("description", str, "a string"),
-        ("parameters", dict, "an object"),
+        (schema, dict, "an object"),
         ("strict", bool, "a boolean"),
     ):
         if function.get(key) is not None and not isinstance(function[key], kind):
             raise InvalidValue(f"{path}.{key} must be {words}.", param=f"{path}.{key}")
 
 
-Choice = Literal["auto", "required", "none", "named"]
-_CHOICES: dict[str, Choice] = {"auto": "auto", "required": "required", "none": "none"}
-
-
-def _choice(choice: object) -> tuple[Choice, str | None]:
+def check_choice(choice: object) -> Choice | None:
+    """A choice that is one word, or absent; None for one that is an object. Raises `InvalidValue`."""
     if choice is None:
-        return "auto", None
+        return "auto"
     if isinstance(choice, str):
         if choice in _CHOICES:
-            return _CHOICES[choice], None
+            return _CHOICES[choice]
         raise InvalidValue(
             "tool_choice must be auto, none, required or a function.", param="tool_choice"
         )
@@ -213,6 +261,12 @@ def _choice(choice: object) -> tuple[Choice, str | None]:
         raise InvalidValue("tool_choice must be a string or an object.", param="tool_choice")
     if choice.get("type", "function") != "function":
         raise UnsupportedValue("tool_choice must be a function.", param="tool_choice.type")
+    return None
+
+
+def _choice(choice: Any) -> tuple[Choice, str | None]:
+    if (word := check_choice(choice)) is not None:
+        return word, None
     function = choice.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise InvalidValue(

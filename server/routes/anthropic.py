@@ -7,7 +7,9 @@ import functools
 import orjson
 from aiohttp import web
 
-from server.keys import RECORD
+from server.keys import GRAMMARS, RECORD
+from server.protocol.answer_blocks import AnswerBlocks
+from server.protocol.answer_parser import make_answer_parser
 from server.protocol.anthropic import parse_count, parse_message
 from server.protocol.anthropic_renderer import MessageRenderer
 from server.protocol.fields import UnknownFields
@@ -38,10 +40,12 @@ class AnthropicRoutes:
         )
         work = functools.partial(checked.prompt.tokenize_within, model, "messages")
         ids = await tokenize(request, work, "template")
-        requests = resolve([ids], checked.params, model, names=["messages"])
+        grammar = await request.app[GRAMMARS].compile(checked.grammar, model.tokenizer)
+        requests = resolve([ids], checked.params, model, grammar=grammar, names=["messages"])
         record = request[RECORD]
         tally = Tally([len(ids)], 1, record.arrival_s)
-        renderer = MessageRenderer(model.name, tally, record.request_id)
+        answer = AnswerBlocks(make_answer_parser(model.tokenizer, checked.prompt.tools, ids))
+        renderer = MessageRenderer(model.name, tally, answer, record.request_id)
         if checked.streams:
             return await answer_stream(request, requests, lambda _: renderer)
         await collect(request, requests, renderer.add)

@@ -6,7 +6,9 @@ from aiohttp import web
 
 from core.errors import InvalidValue, NotFound
 from server.backends.base import ServedModel
-from server.keys import RECORD
+from server.keys import GRAMMARS, RECORD
+from server.protocol.answer_blocks import AnswerBlocks
+from server.protocol.answer_parser import make_answer_parser
 from server.protocol.fields import UnknownFields
 from server.protocol.prompts import resolve
 from server.protocol.responses import ResponseRequest, parse_response
@@ -37,14 +39,16 @@ class ResponseRoutes:
             request, lambda body, model: parse_response(body, model, self._unknown)
         )
         ids = await tokenize(request, lambda: _tokenize(checked, model), "template", "input")
-        requests = resolve([ids], checked.params, model, names=["input"])
+        grammar = await request.app[GRAMMARS].compile(checked.grammar, model.tokenizer)
+        requests = resolve([ids], checked.params, model, grammar=grammar, names=["input"])
         record = request[RECORD]
+        parser = make_answer_parser(model.tokenizer, checked.prompt.tools, ids)
         renderer = ResponseRenderer(
             model.name,
             model.tokenizer,
             Tally([len(ids)], 1, record.arrival_s),
+            AnswerBlocks(parser, has_logprobs=checked.params.logprobs is not None),
             checked.echoed,
-            has_logprobs=checked.params.logprobs is not None,
             request_id=record.request_id,
         )
         if checked.streams:

@@ -149,6 +149,7 @@ ROWS = [
          {"type": "json_schema", "json_schema": {}}, {"type": "json_schema", "json_schema": {"name": "a"}},
          {"type": "json_schema", "json_schema": {"schema": 5}},
          {"type": "json_schema", "json_schema": {"strict": 1, "schema": {}}}]),
+    Row("response_format", BODIES, [{"type": "text"}, {"type": "json_object"}], ["a", {"type": "xml"}]),
     refused("tools", CHAT, [[{"type": "function", "function": {"name": "f"}}], [{"type": "retrieval"}]], []),
     Row("tools", CHAT, [],
         [5, "a", {}, [5], [{}], [{"type": "function"}], [{"type": "function", "function": {"name": "a b"}}],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,13 +17,15 @@ TYPES = {
     "api_error",
     "overloaded_error",
 }
-REASONS = {"end_turn", "max_tokens", "stop_sequence"}
+REASONS = {"end_turn", "max_tokens", "stop_sequence", "tool_use"}
+DELTAS = {"text_delta": "text", "thinking_delta": "thinking", "input_json_delta": "partial_json"}
 
 
 @dataclass(slots=True)
 class MessageStream:
     message: dict[str, Any] = field(default_factory=dict)
     texts: list[str] = field(default_factory=list)
+    pieces: list[str] = field(default_factory=list)  # of calls and thoughts
     error: dict[str, Any] | None = None
     num_pings: int = 0  # they may come at any time
 
@@ -32,7 +35,7 @@ class MessageStream:
 
 
 def read_message_stream(body: bytes, *, may_fail: bool = False, step: int = 5) -> MessageStream:
-    """The events of one answer with one block of text; usage and reason are put into the message."""
+    """The events of one answer; its blocks, usage and reason are put into the message."""
     events = read_events(body, step=step, allows_names=True)
     for event in events:
         assert event.name == event.data["type"], "an event is named by its type"
@@ -45,18 +48,12 @@ def read_message_stream(body: bytes, *, may_fail: bool = False, step: int = 5) -
             return stream
     ping = {"type": "ping"}
     stream.num_pings = data.count(ping)
-    start, block, *rest = [event for event in data if event != ping]
+    start, *rest = [event for event in data if event != ping]
     assert start["type"] == "message_start"
     stream.message = check_message(start["message"], is_whole=False)
     assert start["message"]["content"] == []
-    assert block == {
-        "type": "content_block_start",
-        "index": 0,
-        "content_block": {"type": "text", "text": ""},
-    }
     if stream.error is None:
-        *rest, stop, last, end = rest
-        assert stop == {"type": "content_block_stop", "index": 0}
+        *rest, last, end = rest
         assert last["type"] == "message_delta"
         assert set(last["delta"]) == {"stop_reason", "stop_sequence"}
         assert end == {"type": "message_stop"}
@@ -64,16 +61,42 @@ def read_message_stream(body: bytes, *, may_fail: bool = False, step: int = 5) -
         for name in ("input_tokens", "cache_read_input_tokens"):
             assert before[name] == last["usage"][name]
         stream.message |= {**last["delta"], "usage": last["usage"]}
-    for delta in rest:
-        assert set(delta) == {"type", "index", "delta"}
-        assert (delta["type"], delta["index"]) == ("content_block_delta", 0)
-        assert delta["delta"]["type"] == "text_delta"
-        assert delta["delta"]["text"], "an empty delta"
-        stream.texts.append(delta["delta"]["text"])
+    blocks: list[dict[str, Any]] = []
+    while rest:
+        blocks.append(_read_block(rest, len(blocks), stream))
     if stream.error is None:
-        stream.message["content"] = [{"type": "text", "text": stream.text}]
+        stream.message["content"] = blocks
         check_message(stream.message)
     return stream
+
+
+def _read_block(rest: list[dict[str, Any]], index: int, stream: MessageStream) -> dict[str, Any]:
+    """Takes the events of one block away, and gives it as they tell it."""
+    begun = rest.pop(0)
+    assert (begun["type"], begun["index"]) == ("content_block_start", index)
+    block = dict(begun["content_block"])
+    told = {"text": "text_delta", "thinking": "thinking_delta", "tool_use": "input_json_delta"}
+    kind = told[block["type"]]
+    texts = []
+    while rest and rest[0]["type"] == "content_block_delta":
+        delta = rest.pop(0)
+        assert set(delta) == {"type", "index", "delta"}
+        assert (delta["index"], delta["delta"]["type"]) == (index, kind)
+        text = delta["delta"][DELTAS[kind]]
+        assert text, "an empty delta"
+        texts.append(text)
+    (stream.texts if kind == "text_delta" else stream.pieces).extend(texts)
+    if rest or stream.error is None:
+        assert rest.pop(0) == {"type": "content_block_stop", "index": index}
+    if kind != "input_json_delta":
+        assert block[DELTAS[kind]] == ""
+        return {**block, DELTAS[kind]: "".join(texts)}
+    assert block["input"] == {}
+    try:
+        return {**block, "input": json.loads("".join(texts))}
+    except ValueError:  # cut off
+        assert stream.message["stop_reason"] != "tool_use"
+        return block
 
 
 def check_message(message: dict[str, Any], *, is_whole: bool = True) -> dict[str, Any]:
@@ -84,13 +107,25 @@ def check_message(message: dict[str, Any], *, is_whole: bool = True) -> dict[str
     names = ("input_tokens", "output_tokens", "cache_read_input_tokens")
     assert all(type(usage[name]) is int and usage[name] >= 0 for name in names)
     if is_whole:
-        assert [block["type"] for block in message["content"]] == ["text"]
+        for block in message["content"]:
+            check_block(block)
         assert message["stop_reason"] in REASONS
         has_sequence = isinstance(message["stop_sequence"], str)
         assert has_sequence == (message["stop_reason"] == "stop_sequence")
     else:
         assert message["stop_reason"] is None
     return dict(message)
+
+
+def check_block(block: dict[str, Any]) -> None:
+    if block["type"] == "tool_use":
+        assert set(block) == {"type", "id", "name", "input"}
+        assert block["id"].startswith("toolu_")
+        assert isinstance(block["input"], dict)
+    elif block["type"] == "thinking":
+        assert set(block) == {"type", "thinking", "signature"}
+    else:
+        assert (block["type"], set(block)) == ("text", {"type", "text"})
 
 
 def check_message_error(envelope: dict[str, Any]) -> dict[str, Any]:

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from typing import Any
 
 from strict_clients import check_error, read_events
 
-START = [
-    "response.created",
-    "response.in_progress",
-    "response.output_item.added",
-    "response.content_part.added",
-]
-END = ["response.output_text.done", "response.content_part.done", "response.output_item.done"]
-DELTA = "response.output_text.delta"
+DELTAS = {
+    "message": "response.output_text",
+    "reasoning": "response.reasoning_text",
+    "function_call": "response.function_call_arguments",
+}
 
 
 @dataclass(slots=True)
 class ResponseStream:
     response: dict[str, Any] = field(default_factory=dict)
-    deltas: list[dict[str, Any]] = field(default_factory=list)
+    deltas: list[dict[str, Any]] = field(default_factory=list)  # of text
+    pieces: list[dict[str, Any]] = field(default_factory=list)  # all others
     error: dict[str, Any] | None = None
 
     @property
@@ -47,30 +46,69 @@ def read_response_stream(body: bytes, *, may_fail: bool = False, step: int = 5) 
         if len(data) == 1:
             assert data[0]["type"] == "response.created"
             return stream
-    kinds = [event["type"] for event in data]
-    assert kinds[:4] == START
-    item_id = data[2]["item"]["id"]
-    count = len(data) - 4 - (0 if stream.error else 4)
-    stream.deltas = data[4 : 4 + count]
-    for delta in stream.deltas:
-        assert (delta["type"], delta["item_id"]) == (DELTA, item_id)
-        assert (delta["output_index"], delta["content_index"]) == (0, 0)
-        assert delta["delta"], "an empty delta"
-        assert isinstance(delta["logprobs"], list)
-    if stream.error is not None:
+    begin = [event["type"] for event in data[:2]]
+    assert begin == ["response.created", "response.in_progress"]
+    last = data.pop() if stream.error is None else None
+    items = []
+    rest = data[2:]
+    while rest:
+        items.append(_read_item(rest, len(items), stream))
+    if last is None:
         return stream
-    done, part, item, last = data[4 + count :]
-    assert kinds[4 + count : -1] == END
     assert last["type"] == f"response.{last['response']['status']}"
     stream.response = check_response(last["response"])
     assert stream.response["id"] == data[0]["response"]["id"]
-    assert stream.response["output"] == [item["item"]]
-    assert item["item"]["content"] == [part["part"]]
-    assert done["text"] == part["part"]["text"] == stream.text
-    assert [entry for delta in stream.deltas for entry in delta["logprobs"]] == done["logprobs"][
-        : sum(len(delta["logprobs"]) for delta in stream.deltas)
-    ]
+    assert stream.response["output"] == items
     return stream
+
+
+def _read_item(rest: list[dict[str, Any]], number: int, stream: ResponseStream) -> Any:
+    """Takes the events of one item away, and gives it as its last event tells it."""
+    added = rest.pop(0)
+    assert (added["type"], added["output_index"]) == ("response.output_item.added", number)
+    item = added["item"]
+    assert item["status"] == "in_progress"
+    is_call = item["type"] == "function_call"
+    if is_call:
+        assert item["arguments"] == ""
+    else:
+        assert item["content"] == []
+        begun = rest.pop(0)
+        assert (begun["type"], begun["part"]["text"]) == ("response.content_part.added", "")
+        assert begun["item_id"] == item["id"]
+    name = DELTAS[item["type"]]
+    deltas = []
+    while rest and rest[0]["type"] == f"{name}.delta":
+        delta = rest.pop(0)
+        assert (delta["item_id"], delta["output_index"]) == (item["id"], number)
+        assert delta.get("content_index") == (None if is_call else 0)
+        assert delta["delta"], "an empty delta"
+        assert ("logprobs" in delta) == (item["type"] == "message")
+        deltas.append(delta)
+    (stream.deltas if item["type"] == "message" else stream.pieces).extend(deltas)
+    if not rest:
+        assert stream.error is not None
+        return None
+    done = rest.pop(0)
+    assert (done["type"], done["item_id"]) == (f"{name}.done", item["id"])
+    text = "".join(delta["delta"] for delta in deltas)
+    assert done["arguments" if is_call else "text"] == text
+    if not is_call:
+        part = rest.pop(0)
+        assert part["type"] == "response.content_part.done"
+        assert part["part"]["text"] == text
+    whole = rest.pop(0)
+    assert (whole["type"], whole["output_index"]) == ("response.output_item.done", number)
+    found = whole["item"]
+    assert (found["id"], found["type"]) == (item["id"], item["type"])
+    if is_call:
+        assert (found["arguments"], found["name"]) == (text, done["name"])
+    else:
+        assert found["content"] == [part["part"]]
+    if item["type"] == "message":
+        logprobs = [entry for delta in deltas for entry in delta["logprobs"]]
+        assert logprobs == done["logprobs"][: len(logprobs)]
+    return found
 
 
 def check_response(response: dict[str, Any]) -> dict[str, Any]:
@@ -84,7 +122,24 @@ def check_response(response: dict[str, Any]) -> dict[str, Any]:
         usage = response["usage"]
         assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
         assert usage["input_tokens_details"]["cached_tokens"] >= 0
-        (item,) = response["output"]
-        assert (item["type"], item["role"], item["status"]) == ("message", "assistant", status)
-        assert [part["type"] for part in item["content"]] == ["output_text"]
+        for item in response["output"]:
+            check_item(item)
+        for item in response["output"][:-1]:
+            assert item["status"] == "completed"
     return dict(response)
+
+
+def check_item(item: dict[str, Any]) -> None:
+    assert item["status"] in ("completed", "incomplete")
+    if item["type"] == "message":
+        assert item["role"] == "assistant"
+        assert [part["type"] for part in item["content"]] == ["output_text"]
+    elif item["type"] == "function_call":
+        assert item["call_id"].startswith("call_")
+        assert item["id"].startswith("fc_")
+        if item["status"] == "completed":
+            assert isinstance(json.loads(item["arguments"]), dict)
+    else:
+        assert item["type"] == "reasoning"
+        assert item["summary"] == []
+        assert [part["type"] for part in item["content"]] == ["reasoning_text"]

@@ -8,14 +8,10 @@ from typing import Any
 import orjson
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from request_parsers import (
-    MODEL,
-)
+from request_parsers import MODEL
 
-from core.errors import (
-    NoriaError,
-)
-from server.protocol import chat, completions, native
+from core.errors import NoriaError
+from server.protocol import anthropic, chat, completions, embeddings, native, responses
 from server.protocol.body import parse_object
 from server.protocol.fields import UnknownFields
 from server.protocol.tokenize import parse_detokenize, parse_tokenize
@@ -47,18 +43,64 @@ MESSAGES = st.lists(
     | VALUES,
     max_size=4,
 )
-NAMES = sorted(chat._KNOWN | completions._KNOWN | native._KNOWN | {"tokens", "add_special_tokens"})
+MODULES = (chat, completions, native, anthropic, responses, embeddings)
+NAMES = sorted({name for module in MODULES for name in module._KNOWN} | {"tokens"})
+ITEMS = st.lists(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "type": st.sampled_from(
+                [
+                    "message",
+                    "text",
+                    "function",
+                    "function_call",
+                    "function_call_output",
+                    "tool_use",
+                    "tool_result",
+                    "custom",
+                    "reasoning",
+                    "thinking",
+                    "auto",
+                    "tool",
+                    "json_schema",
+                ]
+            )
+            | VALUES,
+            "role": st.sampled_from(["user", "assistant"]) | VALUES,
+            "content": MESSAGES | VALUES,
+            **dict.fromkeys(
+                ("call_id", "id", "tool_use_id", "name", "arguments", "output", "input", "schema"),
+                st.text(max_size=3) | VALUES,
+            ),
+            **dict.fromkeys(("input_schema", "parameters", "function"), VALUES),
+        },
+    )
+    | VALUES,
+    max_size=4,
+)
 BODIES = st.dictionaries(st.sampled_from(NAMES) | st.text(max_size=6), VALUES, max_size=6)
 
 
-@settings(max_examples=400, deadline=None)
-@given(BODIES, MESSAGES | VALUES, st.sampled_from(["good", "wild"]))
+@settings(max_examples=250, deadline=None)
+@given(
+    BODIES,
+    MESSAGES | VALUES,
+    ITEMS,
+    st.sampled_from(["none", "input", "messages", "tools", "tool_choice", "text", "output_format"]),
+    st.sampled_from(["good", "wild"]),
+)
 def test_no_json_raises_anything_but_our_errors(
-    body: dict[str, Any], messages: object, kind: str
+    body: dict[str, Any], messages: object, items: Any, place: str, kind: str
 ) -> None:
     """B004, B142"""
     if kind == "good":
         body = {**body, "prompt": "a", "prompts": ["a"], "messages": messages}
+    if place in ("tool_choice", "text", "output_format"):
+        items = items[0] if isinstance(items, list) and items else items
+        items = {"format": items} if place == "text" else items
+    if place != "none":
+        body = {**body, place: items}
     try:
         body = parse_object(orjson.dumps(body, option=orjson.OPT_PASSTHROUGH_SUBCLASS))
     except TypeError:
@@ -74,6 +116,10 @@ def test_no_json_raises_anything_but_our_errors(
         ),
         lambda: parse_tokenize(body, MODEL),
         lambda: parse_detokenize(body, MODEL),
+        lambda: anthropic.parse_message(body, MODEL, UnknownFields()),
+        lambda: anthropic.parse_count(body, MODEL),
+        lambda: responses.parse_response(body, MODEL, UnknownFields()),
+        lambda: embeddings.parse_embedding(body, MODEL, UnknownFields(), max_waiting=100),
     ]
     for parse in parsers:
         error = error_of(parse)

@@ -237,6 +237,23 @@ def test_logprobs_of_completions_are_a_small_integer(value: object) -> None:
         complete({"logprobs": value})
 
 
+@pytest.mark.parametrize(
+    ("bias", "param", "word"),
+    [
+        ({"5": 1, "7": 101}, "logit_bias.7", "-100"),
+        ({"5": 1, "7": "a"}, "logit_bias.7", "a number"),
+        ({"5": 1, "7": None}, "logit_bias.7", "a number"),
+        ({"5": 1, "x`y": 1}, "logit_bias", "x?y"),
+        ({"5": 1, "99999": 1}, "logit_bias", "99999"),
+    ],
+)
+def test_a_wrong_bias_is_named_by_its_id(bias: object, param: str, word: str) -> None:
+    with pytest.raises(InvalidValue) as caught:
+        basic({"logit_bias": bias})
+    assert caught.value.param == param
+    assert word in caught.value.message
+
+
 def test_stream_options_are_typed_and_null_means_no() -> None:
     assert not complete({"stream_options": None}).stream_options.include_usage
     assert not complete({"stream_options": {}}).stream_options.include_usage

@@ -149,6 +149,39 @@ async def test_a_function_that_takes_more_than_it_names_keeps_what_it_says(
         assert answer.choices[0].finish_reason == "length"
 
 
+async def test_a_required_call_that_is_cut_is_never_content(start_server) -> None:
+    """Behind its name it is a call without an end, before it is nothing; stop strings do not cut it."""
+    written = '{"name": "get_weather", "arguments": {"city": "Seoul", "days": 3}}'
+    server = await start_server(script=list(written.encode()))
+    ask = {"tools": TOOLS, "tool_choice": "required"}
+    async with client_of(server) as client:
+        for limit, calls in ((1, None), (25, None), (55, [("get_weather", '{"city": "Seoul", ')])):
+            body = {"messages": USER, "max_tokens": limit, "stream": True, **ask}
+            response = await server.client.post("/v1/chat/completions", json=body)
+            read = read_openai_stream(await response.read(), object_name="chat.completion.chunk")
+            assert (read.choices[0].text, read.choices[0].finish_reason) == ("", "length")
+            whole = await client.chat.completions.create(
+                model="dummy", messages=USER, max_tokens=limit, **ask
+            )
+            assert whole.choices[0].message.content is None
+            assert whole.choices[0].finish_reason == "length"
+            assert (calls_of(whole.choices[0]) if calls else None) == calls
+        stopped = await client.chat.completions.create(
+            model="dummy", messages=USER, stop=["name", "}"], **ask
+        )
+        assert stopped.choices[0].finish_reason == "tool_calls"
+        assert calls_of(stopped.choices[0])[0][0] == "get_weather"
+
+
+async def test_a_call_that_a_stop_string_cuts_is_no_reason_to_call(start_server) -> None:
+    server = await start_server(script=list(TEXT.encode()), tool_format="hermes")
+    async with client_of(server) as client:
+        cut = await client.chat.completions.create(
+            model="dummy", messages=USER, tools=TOOLS, stop=["days"]
+        )
+        assert cut.choices[0].finish_reason == "stop"
+
+
 async def test_what_tools_cannot_do_is_refused_in_words(start_server) -> None:
     server = await start_server()
     async with client_of(server) as client:
