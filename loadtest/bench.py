@@ -15,6 +15,7 @@ from loadtest.closed_loop import run_async, with_model
 from loadtest.figures import FIGURE_COLUMNS, figure_row, print_table
 from loadtest.points import (
     add_load_arguments,
+    add_output_arguments,
     emit,
     load_options_of,
     measure,
@@ -37,8 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeat", type=positive_int, default=1, help="runs of each point")
     parser.add_argument("--tokenizer", help="a tokenizer.json, instead of the server's /tokenize")
     parser.add_argument("--pid", type=int, help="the server's process, to add its CPU and memory")
-    parser.add_argument("--label", default="", help="copied into each JSON line")
-    parser.add_argument("--out", help="append the JSON lines to this file as well")
+    add_output_arguments(parser)
 
 
 def main(args: argparse.Namespace) -> int:

@@ -20,7 +20,7 @@ from loadtest.closed_loop import (
     with_model,
 )
 from loadtest.figures import percentile, print_table
-from loadtest.points import emit, positive_int
+from loadtest.points import add_output_arguments, add_run_arguments, emit, positive_int
 from loadtest.prompts import prompt_maker_for
 from loadtest.sse_client import RequestRecord
 from loadtest.target import Target, add_target_arguments, target_of
@@ -42,10 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stream-tokens", type=positive_int, default=400, help="of each answer")
     parser.add_argument("--prompt-tokens", type=positive_int, default=4000, help="the long one's")
     parser.add_argument("--after", type=float, default=2.0, help="seconds until it is sent")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--timeout", type=float, default=300.0, help="seconds for one request")
-    parser.add_argument("--label", default="", help="copied into the JSON line")
-    parser.add_argument("--out", help="append the JSON line to this file as well")
+    add_run_arguments(parser)
+    add_output_arguments(parser)
 
 
 def main(args: argparse.Namespace) -> int:

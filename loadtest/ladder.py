@@ -31,7 +31,7 @@ from loadtest.closed_loop import (
 )
 from loadtest.figures import print_table, spread_ms
 from loadtest.native_routes import WholeRequest, send
-from loadtest.points import emit, held_lock, positive_int
+from loadtest.points import add_output_arguments, add_run_arguments, emit, held_lock, positive_int
 from loadtest.policies import output_lengths
 from loadtest.prompts import PromptMaker, prompt_maker_for
 from loadtest.server_process import DEFAULT_COMMAND, RunningServer, running_server
@@ -85,13 +85,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompt-tokens", type=positive_int, default=32)
     parser.add_argument("--min-output", type=positive_int, default=8)
     parser.add_argument("--max-output", type=positive_int, default=128)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--timeout", type=float, default=600.0, help="seconds for one request")
+    add_run_arguments(parser, timeout_s=600.0)
     parser.add_argument("--start-timeout", type=float, default=180.0)
     parser.add_argument("--log-dir", help="keep the servers' logs here (default: a temporary one)")
     parser.add_argument("--plots", type=Path, help="write ladder.png and timeline.png here")
-    parser.add_argument("--label", default="", help="copied into each JSON line")
-    parser.add_argument("--out", help="append the JSON lines to this file as well")
+    add_output_arguments(parser)
     parser.add_argument("--lock", help="a lock file held while a stage is measured")
 
 

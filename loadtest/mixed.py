@@ -25,7 +25,7 @@ from loadtest.closed_loop import (
     with_model,
 )
 from loadtest.figures import FIGURE_COLUMNS, figure_row, print_table, summarize
-from loadtest.points import emit, positive_int
+from loadtest.points import add_output_arguments, add_run_arguments, emit, positive_int
 from loadtest.prompts import prompt_maker_for
 from loadtest.target import Target, add_target_arguments, target_of
 
@@ -54,10 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--long-tokens", type=positive_int, default=400, help="of a long prompt")
     parser.add_argument("--max-tokens", type=positive_int, default=100)
     parser.add_argument("--sample-interval", type=float, default=0.25, help="seconds; 0: never")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--timeout", type=float, default=300.0, help="seconds for one request")
-    parser.add_argument("--label", default="", help="copied into the JSON line")
-    parser.add_argument("--out", help="append the JSON line to this file as well")
+    add_run_arguments(parser)
+    add_output_arguments(parser)
 
 
 def main(args: argparse.Namespace) -> int:

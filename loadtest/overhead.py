@@ -21,7 +21,7 @@ from core.config import ModelConfig
 from loadtest.closed_loop import run_async, run_closed_loop, with_model
 from loadtest.figures import print_table, summarize
 from loadtest.http_share import compare_with_script
-from loadtest.points import emit, held_lock, positive_int
+from loadtest.points import add_output_arguments, emit, held_lock, positive_int
 from loadtest.prompts import prompt_maker_for
 from loadtest.scenarios import Shape, Span
 from loadtest.server_process import running_server
@@ -52,8 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--concurrency", nargs="+", type=positive_int, default=[8, 32])
     parser.add_argument("--real-tokens", type=positive_int, default=128, help="per request")
     parser.add_argument("--model", default=ModelConfig().name, help="as for the server")
-    parser.add_argument("--label", default="", help="copied into each JSON line")
-    parser.add_argument("--out", help="append the JSON lines to this file as well")
+    add_output_arguments(parser)
     parser.add_argument("--lock", help="a lock file held while measuring")
 
 

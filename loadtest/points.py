@@ -56,6 +56,18 @@ class Point:
         return f"{self.rate:g}/s" if self.rate is not None else str(self.concurrency)
 
 
+def add_run_arguments(parser: argparse.ArgumentParser, timeout_s: float = 300.0) -> None:
+    """What subcommands share whose load is their own."""
+    parser.add_argument("--seed", type=int, default=0, help="another seed gives other prompts")
+    parser.add_argument("--timeout", type=float, default=timeout_s, help="seconds for one request")
+
+
+def add_output_arguments(parser: argparse.ArgumentParser) -> None:
+    """Where the figures go besides the screen; `emit` takes them."""
+    parser.add_argument("--label", default="", help="copied into each JSON line")
+    parser.add_argument("--out", help="append the JSON lines to this file as well")
+
+
 def add_load_arguments(parser: argparse.ArgumentParser) -> None:
     """What is sent. `load_options_of` reads it back."""
     parser.add_argument(

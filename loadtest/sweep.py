@@ -23,6 +23,7 @@ from loadtest.figures import FIGURE_COLUMNS, figure_row, print_table
 from loadtest.points import (
     LoadOptions,
     add_load_arguments,
+    add_output_arguments,
     emit,
     load_options_of,
     measure,
@@ -61,8 +62,7 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--endpoint", choices=sorted(PATHS), default="completions")
     parser.add_argument("--start-timeout", type=float, default=180.0)
     parser.add_argument("--log-dir", help="keep the servers' logs here (default: a temporary one)")
-    parser.add_argument("--label", default="", help="copied into each JSON line")
-    parser.add_argument("--out", help="append the JSON lines to this file as well")
+    add_output_arguments(parser)
 
 
 def server_options_of(args: argparse.Namespace, log_dir: Path) -> ServerOptions:

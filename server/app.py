@@ -13,7 +13,7 @@ from server.api_keys import load_keys
 from server.backends.base import Backend
 from server.config import ServerConfig
 from server.grammars import Grammars
-from server.keys import BACKEND, CONFIG, EXECUTOR, GRAMMARS, METRICS, STATS, VLLM
+from server.keys import BACKEND, CONFIG, COUNTER, EXECUTOR, GRAMMARS, METRICS, STATS, VLLM
 from server.metrics import Metrics
 from server.routes import (
     anthropic,
@@ -83,8 +83,12 @@ def create_app(
 async def _executor(app: web.Application) -> AsyncIterator[None]:
     executor = ThreadPoolExecutor(EXECUTOR_THREADS, thread_name_prefix="noria-text")
     app[EXECUTOR] = executor
+    # Long texts that only want to be counted have a thread of their own, so that no chat ever waits for them.
+    counter = ThreadPoolExecutor(1, thread_name_prefix="noria-count")
+    app[COUNTER] = counter
     yield
-    executor.shutdown(wait=False, cancel_futures=True)
+    for each in (executor, counter):
+        each.shutdown(wait=False, cancel_futures=True)
 
 
 async def _grammars(app: web.Application) -> AsyncIterator[None]:

@@ -20,6 +20,7 @@ BACKEND: web.AppKey[Backend] = web.AppKey("backend")
 VLLM: web.AppKey[Backend | None] = web.AppKey("vllm")  # behind /generate_vllm, if there is one
 GRAMMARS: web.AppKey[Grammars] = web.AppKey("grammars", Grammars)
 EXECUTOR: web.AppKey[ThreadPoolExecutor] = web.AppKey("executor", ThreadPoolExecutor)
+COUNTER: web.AppKey[ThreadPoolExecutor] = web.AppKey("counter", ThreadPoolExecutor)
 METRICS: web.AppKey[Metrics] = web.AppKey("metrics")
 STATS: web.AppKey[StatsFeed] = web.AppKey("stats")
 

@@ -65,14 +65,18 @@ def read_header(path: Path, *, with_tokens: bool = False) -> GgufHeader:
     from transformers.integrations.gguf.reader import read_gguf_metadata
 
     try:
+        tensors = read_tensor_table(path)
         metadata, _ = read_gguf_metadata(
             str(path), ("tokenizer.ggml.tokens",) if with_tokens else ()
         )
-        tensors = read_tensor_table(path)
-    except (
-        Exception
-    ) as error:  # a torn file fails anywhere: struct, unicode, numpy, the library's own checks
-        raise ModelRefused(f"The .gguf file cannot be read: {str(error)[:200]}") from error
+    except EOFError as error:
+        raise ModelRefused(
+            f"model.name is a .gguf file that is incomplete: {error}. Fetch it again."
+        ) from error
+    except Exception as error:  # fails anywhere: unicode, numpy, the library's own checks
+        raise ModelRefused(
+            f"model.name is a .gguf file that cannot be read: {str(error)[:200]}"
+        ) from error
     return GgufHeader(metadata, metadata["general.architecture"], tensors)
 
 

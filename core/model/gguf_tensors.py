@@ -59,7 +59,30 @@ class GgufTensor:
 
 
 def read_tensor_table(path: Path) -> dict[str, GgufTensor]:
-    """Names to tensors. Raises what torn and foreign files raise: `ValueError`, `struct.error`, `IndexError`, ..."""
+    """Names to tensors. Raises `EOFError` for a file that ends too early, and what foreign files raise: `ValueError`,
+    `UnicodeDecodeError`, ..."""
+    size = path.stat().st_size
+    try:
+        table = _tensor_table(path)
+    except (struct.error, IndexError):
+        raise EOFError(f"it ends within its head, after {size} bytes") from None
+    end = max((entry.start + num_bytes(entry) for entry in table.values()), default=0)
+    if end > size:
+        raise EOFError(f"its tensors end at byte {end}, it has {size}")
+    return table
+
+
+def num_bytes(entry: GgufTensor) -> int:
+    """Of a tensor in the file; 0 for a layout that `gguf` does not know."""
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    if entry.kind not in set(GGMLQuantizationType):
+        return 0
+    block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(entry.kind)]
+    return prod(entry.shape) // int(block) * int(block_bytes)
+
+
+def _tensor_table(path: Path) -> dict[str, GgufTensor]:
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as blob:
         magic, version, num_tensors, num_values = struct.unpack_from("<4sIQQ", blob)
         if magic != b"GGUF" or version not in (2, 3):
@@ -89,7 +112,7 @@ def _string(blob: mmap.mmap, at: int) -> tuple[bytes, int]:
     (length,) = struct.unpack_from("<Q", blob, at)
     end = at + 8 + length
     if end > len(blob):
-        raise ValueError("it is cut short")
+        raise EOFError(f"it ends within its head, after {len(blob)} bytes")
     return blob[at + 8 : end], end
 
 
@@ -186,7 +209,7 @@ def _rows(file: BinaryIO, entry: GgufTensor, heads: int) -> Iterator[Tensor]:
         count = min(group, num_rows - first)
         data = np.frombuffer(bytearray(file.read(count * row_bytes)), dtype=np.uint8)
         if data.size != count * row_bytes:
-            raise ModelRefused("The .gguf file cannot be read: it is cut short.")
+            raise ModelRefused("model.name is a .gguf file that is incomplete. Fetch it again.")
         values = quants.dequantize(data.reshape(count, row_bytes), kind)
         rows = torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
         rows = rows.view(count, columns) if len(entry.shape) > 1 else rows.view(columns)

@@ -53,8 +53,8 @@ class AnthropicRoutes:
 
 
 async def count_tokens(request: web.Request) -> web.Response:
-    prompt, model = await read(request, parse_count)
+    prompt, model = await read(request, parse_count, is_counting=True)
     work = functools.partial(prompt.tokenize, model.tokenizer)
-    ids = await tokenize(request, work, "template")
+    ids = await tokenize(request, work, "template", is_counting=True)
     body = orjson.dumps({"input_tokens": len(ids)})
     return web.Response(body=body, content_type="application/json")

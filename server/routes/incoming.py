@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, TypeVar
 
 from aiohttp import web
 
 from core.errors import BodyTooLarge, Busy, InvalidValue
 from server.backends.base import ServedModel
-from server.keys import BACKEND, CONFIG, EXECUTOR, METRICS
+from server.keys import BACKEND, CONFIG, COUNTER, EXECUTOR, METRICS
 from server.protocol.body import check_content_type, parse_object
 
 T = TypeVar("T")
@@ -22,12 +23,23 @@ LARGE_BODY_BYTES = 65536
 
 
 async def read(
-    request: web.Request, check: Callable[[dict[str, Any], ServedModel], T]
+    request: web.Request,
+    check: Callable[[dict[str, Any], ServedModel], T],
+    *,
+    is_counting: bool = False,
 ) -> tuple[T, ServedModel]:
-    """Reads the body and gives its object, and the served model, to `check`, which is pure. Raises `NoriaError`."""
+    """Reads the body and gives its object, and the served model, to `check`, which is pure. Raises `NoriaError`.
+
+    `is_counting`: nothing is generated from it, so a large one must keep no chat waiting.
+    """
     body = await read_bytes(request)
     model = request.app[BACKEND].served_model()
-    return await parse(request, body, lambda value: check(value, model)), model
+    executor = _executor(request, body, is_counting=is_counting)
+    return await parse(request, body, lambda value: check(value, model), executor), model
+
+
+def _executor(request: web.Request, body: bytes, *, is_counting: bool) -> ThreadPoolExecutor:
+    return request.app[COUNTER if is_counting and len(body) > LARGE_BODY_BYTES else EXECUTOR]
 
 
 async def read_bytes(request: web.Request) -> bytes:
@@ -41,12 +53,18 @@ async def read_bytes(request: web.Request) -> bytes:
     return await request.read()
 
 
-async def parse(request: web.Request, body: bytes, check: Callable[[dict[str, Any]], T]) -> T:
+async def parse(
+    request: web.Request,
+    body: bytes,
+    check: Callable[[dict[str, Any]], T],
+    executor: ThreadPoolExecutor | None = None,
+) -> T:
     """The checked object; a large body is read and checked in the executor."""
     if len(body) <= LARGE_BODY_BYTES:
         return check(parse_object(body))
     loop = asyncio.get_running_loop()
-    return await loop.run_in_executor(request.app[EXECUTOR], lambda: check(parse_object(body)))
+    executor = executor or request.app[EXECUTOR]
+    return await loop.run_in_executor(executor, lambda: check(parse_object(body)))
 
 
 async def tokenize(
@@ -54,6 +72,8 @@ async def tokenize(
     work: Callable[[], T],
     kind: Literal["template", "tokenize"],
     param: str | None = None,
+    *,
+    is_counting: bool = False,
 ) -> T:
     """Runs `work` in the executor for at most `server.template_timeout_s`, and waits no longer than that for its turn.
     `param` names the field in errors. Raises `NoriaError`."""
@@ -66,7 +86,8 @@ async def tokenize(
         return work()
 
     started_s = time.monotonic()
-    future = asyncio.get_running_loop().run_in_executor(request.app[EXECUTOR], begin)
+    executor = _executor(request, await request.read(), is_counting=is_counting)
+    future = asyncio.get_running_loop().run_in_executor(executor, begin)
     try:
         await asyncio.wait({future}, timeout=timeout_s)
         if not future.done() and begun_s:  # its turn came late: it has the same time as others

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, Literal
 
 import orjson
 from aiohttp import web
@@ -23,15 +23,19 @@ def routes() -> list[web.RouteDef]:
 
 
 async def tokenize(request: web.Request) -> web.Response:
-    prompt, model = await read(request, parse_tokenize)
+    prompt, model = await read(request, parse_tokenize, is_counting=True)
     work = functools.partial(prompt.tokenize, model.tokenizer)
-    ids = await run(request, work, "template" if isinstance(prompt, ChatPrompt) else "tokenize")
+    kind: Literal["template", "tokenize"] = (
+        "template" if isinstance(prompt, ChatPrompt) else "tokenize"
+    )
+    ids = await run(request, work, kind, is_counting=True)
     return _json(tokens_answer(ids, model))
 
 
 async def detokenize(request: web.Request) -> web.Response:
-    ids, model = await read(request, parse_detokenize)
-    text = await run(request, functools.partial(model.tokenizer.decode, ids), "tokenize")
+    ids, model = await read(request, parse_detokenize, is_counting=True)
+    work = functools.partial(model.tokenizer.decode, ids)
+    text = await run(request, work, "tokenize", is_counting=True)
     return _json({"prompt": text})
 
 

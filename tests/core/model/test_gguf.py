@@ -332,9 +332,16 @@ def test_what_would_give_wrong_text_is_refused(
 def test_a_torn_or_foreign_file_is_refused(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
     path = write_gguf(tiny_model("llama"), tmp_path / "m.gguf")
     whole = path.read_bytes()
-    for content in (b"", b"GGUF", b"no model at all", whole[:300], whole[: len(whole) - 5000]):
+    for content, reason in (
+        (b"", "cannot be read"),
+        (b"GGUF", "incomplete"),
+        (b"no model at all, and nothing like it", "no GGUF file"),
+        (whole[:300], "incomplete"),
+        (whole[: len(whole) - 5000], rf"incomplete: .* it has {len(whole) - 5000}\. Fetch"),
+        (whole[:-1], "incomplete"),
+    ):
         path.write_bytes(content)
-        with pytest.raises(ModelRefused, match=r"\.gguf file"):
+        with pytest.raises(ModelRefused, match=rf"model\.name is a \.gguf file.*{reason}"):
             convert(path, tmp_path / "cache")
 
 

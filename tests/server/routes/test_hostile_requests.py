@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import threading
 
@@ -133,3 +134,40 @@ async def test_while_the_model_loads_requests_are_told_to_come_back(start_server
                 assert answer.status == 503
     finally:
         release.set()
+
+
+async def test_long_texts_that_are_only_counted_keep_no_chat_waiting(start_server):
+    """B128"""
+    server = await start_server()
+    may_go, begun = threading.Event(), threading.Event()
+    encode_chat, decode = server.tokenizer.encode_chat, server.tokenizer.decode
+
+    def wait(work):
+        def slow(given, **options):
+            if len(str(given)) > 70_000:
+                begun.set()
+                assert may_go.wait(10)
+            return work(given, **options)
+
+        return slow
+
+    server.tokenizer.encode = wait(server.tokenizer.encode)
+    server.tokenizer.encode_chat = wait(encode_chat)
+    server.tokenizer.decode = wait(decode)
+    long = "x" * 80_000
+    turns = [{"role": "user", "content": long}]
+    slow = [
+        ("/tokenize", {"prompt": long}),
+        ("/tokenize", {"messages": turns}),
+        ("/v1/messages/count_tokens", {"messages": turns}),
+        ("/detokenize", {"tokens": [120] * 80_000}),
+    ]
+    pending = [asyncio.create_task(server.client.post(path, json=body)) for path, body in slow]
+    assert await asyncio.to_thread(begun.wait, 10)
+    chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
+    for path, body in (("/v1/chat/completions", chat), ("/tokenize", {"prompt": "short"})):
+        async with asyncio.timeout(5), server.client.post(path, json=body) as response:
+            assert response.status == 200
+    assert not any(task.done() for task in pending)
+    may_go.set()
+    assert [response.status for response in await asyncio.gather(*pending)] == [200] * 4
