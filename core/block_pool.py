@@ -10,7 +10,7 @@ A block is *used* (somebody holds it), *cached* (nobody holds it, but its conten
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 
 class BlockPool:
@@ -88,6 +88,13 @@ class BlockPool:
         """The contents of this used block can be found from now on: when released, it becomes cached, not free."""
         assert self._reference_counts[block_id] > 0, "kept a block that nobody holds"
         self._has_contents[block_id] = True
+
+    def latest(self) -> Iterator[int]:
+        """Blocks with contents: the used ones, then the cached ones, the last released first."""
+        for block_id, count in enumerate(self._reference_counts[: self._next_unused]):
+            if count and self._has_contents[block_id]:
+                yield block_id
+        yield from reversed(self._cached)
 
     def check_invariants(self, tables: Iterable[Iterable[int]]) -> None:
         """Asserts that counts equal the number of tables that hold each block, and that the three states add up."""

@@ -58,6 +58,8 @@ class KVCacheConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     memory_fraction: float | Literal["auto"] = "auto"
     max_memory_mib: int | Literal["auto"] = "auto"
     dtype: KVDtype = "auto"
+    snapshot_file: str | None = None
+    snapshot_max_mib: int = 1024
 
 
 @dataclass(frozen=True, slots=True)

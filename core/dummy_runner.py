@@ -89,6 +89,21 @@ class DummyRunner:
             for sequence, count, state in rows
         ]
 
+    @property
+    def block_bytes(self) -> int:
+        return 8 * self.cache_config.block_size
+
+    def read_blocks(self, block_ids: list[int]) -> memoryview:
+        size = self.cache_config.block_size
+        slots = [slot for i in block_ids for slot in self._slots[i * size : (i + 1) * size]]
+        return memoryview(np.array(slots, dtype=np.uint64).tobytes())
+
+    def write_blocks(self, block_ids: list[int], data: memoryview) -> None:
+        size = self.cache_config.block_size
+        slots = np.frombuffer(data, dtype=np.uint64).tolist()
+        for place, block_id in enumerate(block_ids):
+            self._slots[block_id * size : (block_id + 1) * size] = slots[place * size :][:size]
+
     def reset(self) -> None:
         self.num_resets += 1
         self._slots = [0] * self.cache_config.num_tokens

@@ -11,6 +11,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from core.block_pool import BlockPool
@@ -23,6 +24,7 @@ from core.interfaces import Runner, TextTokenizer
 from core.outputs import FinishReason, OutputError, SampledToken, StepOutput, StepStats
 from core.pinned_prefixes import PinnedPrefixes
 from core.prefix_cache import PrefixCache
+from core.prefix_snapshot import SnapshotFile
 from core.sampling_params import SamplingParams
 from core.scheduler import Batch, Scheduler
 from core.sequence import Sequence
@@ -69,6 +71,8 @@ class Engine:
         self._scheduler = Scheduler(
             config, self.cache_config, self.max_model_len, self._pool, prefix_cache
         )
+        self._prefix_cache = prefix_cache
+        self.snapshots: SnapshotFile | None = None
         self._sequences: dict[str, Sequence] = {}  # all that have not ended
         self._detokenizers: dict[
             str, Detokenizer | ByteDetokenizer
@@ -97,6 +101,15 @@ class Engine:
     def pins(self) -> PinnedPrefixes | None:
         """Prefixes that stay in the cache; None where there is no cache (`engine.prefix_caching`)."""
         return self._scheduler.pins
+
+    def keep_snapshots(self, path: Path, fingerprint: str, max_bytes: int) -> None:
+        """From now on there is a file for the prefix cache, if there is one. `fingerprint` stands for all that keys and
+        values depend on. Nothing is read or written yet."""
+        cache, pins = self._prefix_cache, self.pins
+        if cache is not None and pins is not None:
+            self.snapshots = SnapshotFile(
+                path, fingerprint, max_bytes, self._pool, cache, pins, self.runner
+            )
 
     @property
     def has_work(self) -> bool:

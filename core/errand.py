@@ -27,11 +27,11 @@ class Errand:
 
     def advance(self, engine: Engine) -> bool:
         """One bit more; false when nothing is left to do. Never raises."""
-        if self._bits is None:
-            if not self.future.set_running_or_notify_cancel():
-                return False
-            self._bits = self._work(engine)
+        if self._bits is None and not self.future.set_running_or_notify_cancel():
+            return False
         try:
+            if self._bits is None:
+                self._bits = self._work(engine)
             next(self._bits)
         except StopIteration as end:
             self.future.set_result(end.value)

@@ -58,6 +58,10 @@ class PinnedFull(NoriaError):
     code = "pinned_full"
 
 
+class SnapshotRefused(Exception):
+    """A snapshot of the prefix cache is not used; the message says why. Goes to the log, never to a user."""
+
+
 class InvalidApiKey(NoriaError):
     status = 401
     type = "authentication_error"

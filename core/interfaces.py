@@ -27,6 +27,16 @@ class Runner(Protocol):
         """One entry per sequence of the batch; None for rows that are not ready to sample (unfinished prefill, or
         finished sequences kept by policy `static`). A failing row is reported in its own entry."""
 
+    @property
+    def block_bytes(self) -> int:
+        """Of keys and values in one block, over all layers."""
+
+    def read_blocks(self, block_ids: list[int]) -> memoryview:
+        """A copy of their keys and values, `len(block_ids) * block_bytes` bytes. Between two steps."""
+
+    def write_blocks(self, block_ids: list[int], data: memoryview) -> None:
+        """Fills blocks with what `read_blocks` gave for as many. `data` is writable and the runner's to keep."""
+
     def reset(self) -> None:
         """Forget everything after a failed step; the pool is emptied at the same time."""
 

@@ -19,6 +19,7 @@ from core.engine import Engine
 from core.errand import Errand, Work
 from core.errors import EngineDead, NoriaError
 from core.outputs import FinishReason, OutputError, StepOutput, StepStats
+from core.prefix_snapshot import save_at_the_end
 from core.sequence import Sequence
 from core.update import final_output
 
@@ -83,6 +84,8 @@ class Lane:
         )  # taken from the inbox, not yet given to the engine
         self._outputs: list[StepOutput] = []  # not yet delivered
         self._is_draining = False
+        self._saving: Errand | None = None  # of the prefix cache, at the end
+        self._saving_for_s = 0.0
         self._is_over = False
         self._engine: Engine | None = None
         self._last_stats = StepStats(0, 0, 0, 0, 0, 0)
@@ -156,14 +159,28 @@ class Lane:
             if not self._is_draining:
                 self._is_draining = True
                 self._tell("draining", "")
-            if not engine.has_work or time.monotonic() >= deadline_s:
-                return False
+            is_done = not engine.has_work and not self._errands
+            if is_done or time.monotonic() >= deadline_s:
+                return self._save(engine, deadline_s)
         has_stepped = engine.has_work
         if has_stepped:
             self._outputs += engine.step()
         self.heartbeat = Heartbeat(time.monotonic(), engine.has_work)
         self._deliver(self._stats(engine, has_stepped))
         return True
+
+    def _save(self, engine: Engine, deadline_s: float) -> bool:
+        """The last turns before the end, which empties the cache: writes the prefix cache to its file, a bit per turn.
+        False when that is done, has failed, or somebody is in a hurry and has stopped the lane again."""
+        if self._saving is None:
+            if engine.snapshots is None:
+                return False
+            self._saving = Errand(lambda engine: save_at_the_end(engine.snapshots))
+            self._saving_for_s = deadline_s
+        elif deadline_s != self._saving_for_s:
+            self._saving.fail(EngineDead("The server is in a hurry."))
+            return False
+        return self._saving.advance(engine)
 
     def _apply(self, engine: Engine, aborts: list[str]) -> None:
         """Aborts first, then adds. An id that is added and aborted in the same drain never reaches the engine."""

@@ -20,10 +20,13 @@ _ROOT = b"noria prefix v1"  # the domain of plain prompts; a salt or an adapter 
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class Entry:
+    """One findable block. `parent` is the digest of the block before it; the first has none that is known."""
+
     block_id: int
     depth: int  # index of the block in its sequence
-    tokens: bytes
+    tokens: bytes  # as int64
+    parent: bytes
 
 
 def sha256(data: bytes) -> bytes:
@@ -42,7 +45,7 @@ class PrefixCache:
         self._pool = pool
         self._block_size = block_size
         self._digest = digest
-        self._entries: dict[bytes, _Entry] = {}
+        self._entries: dict[bytes, Entry] = {}
         self._digest_of_block: dict[int, bytes] = {}
         # Told of each block that becomes known (True) or is forgotten: digest and index in its sequence.
         self.on_change: Callable[[bytes, int, bool], None] | None = None
@@ -83,11 +86,53 @@ class PrefixCache:
                 continue  # the same prefix, held by another block: that one stays the known one
             block_id = sequence.block_ids[index]
             assert block_id not in self._digest_of_block, "a block was published twice"
-            self._entries[digest] = _Entry(block_id, index, tokens)
-            self._digest_of_block[block_id] = digest
-            self._pool.keep(block_id)
-            self._tell(digest, index, is_known=True)
+            parent = sequence.block_digests[index - 1] if index else _ROOT
+            self._add(digest, Entry(block_id, index, tokens, parent))
         sequence.num_published_blocks = max(sequence.num_published_blocks, num_full)
+
+    def get(self, digest: bytes) -> Entry | None:
+        return self._entries.get(digest)
+
+    def tokens_of(self, block_id: int) -> list[int]:
+        """Of a block that is known."""
+        return array("q", self._entries[self._digest_of_block[block_id]].tokens).tolist()
+
+    def latest(self, count: int) -> list[bytes]:
+        """Digests of up to `count` blocks: those in use, then those released last. Each comes behind the blocks before
+        it in its prefix, so whatever fits is of use."""
+        order = [
+            self._digest_of_block[i] for i in self._pool.latest() if i in self._digest_of_block
+        ]
+        found: dict[bytes, None] = {}
+        for digest in order:
+            if len(found) >= count:
+                break
+            chain = []
+            while digest not in found and (entry := self._entries.get(digest)) is not None:
+                chain.append(digest)
+                digest = entry.parent
+            if digest in found or digest == _ROOT:
+                found.update(dict.fromkeys(reversed(chain)))
+        return list(found)[:count]
+
+    def adopt(self, heads: list[tuple[int, bytes]], block_ids: list[int]) -> None:
+        """Makes blocks findable whose contents came from elsewhere: for each the place of the block before it in this
+        list (-1: none) and its token ids. Only into an empty cache; their digests are computed here, not believed."""
+        digests: list[bytes] = []
+        depths: list[int] = []
+        for (place, tokens), block_id in zip(heads, block_ids, strict=True):
+            parent, depth = (digests[place], depths[place] + 1) if place >= 0 else (_ROOT, 0)
+            digest = self._digest(parent + tokens)
+            digests.append(digest)
+            depths.append(depth)
+            if digest not in self._entries:
+                self._add(digest, Entry(block_id, depth, tokens, parent))
+
+    def _add(self, digest: bytes, entry: Entry) -> None:
+        self._entries[digest] = entry
+        self._digest_of_block[entry.block_id] = digest
+        self._pool.keep(entry.block_id)
+        self._tell(digest, entry.depth, is_known=True)
 
     def clear(self) -> None:
         """After the pool was reset."""

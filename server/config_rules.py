@@ -133,6 +133,8 @@ RULES: dict[str, Rule] = {
     "kv_cache.memory_fraction": number(0, 1, is_low_open=True).or_word("auto"),
     "kv_cache.max_memory_mib": whole(1).or_word("auto"),
     "kv_cache.dtype": one_of("auto", "int8"),
+    "kv_cache.snapshot_file": text().or_word(None),
+    "kv_cache.snapshot_max_mib": whole(1, 1048576),
     "vllm.enabled": switch(),
     "vllm.model": text().or_word(None),
     "vllm.engine_args": Rule(

@@ -53,3 +53,28 @@ class KVCache:
             layers.append(LayerCache(*kept))
         size = sum(layer.size_bytes for layer in layers)
         return cls(layers, num_blocks, block_size, size)
+
+    @property
+    def block_bytes(self) -> int:
+        return self.size_bytes // self.num_blocks
+
+    def read_blocks(self, block_ids: list[int]) -> memoryview:
+        """A copy of the contents: layer by layer keys, values and their scales, in each tensor block by block."""
+        chosen = torch.tensor(block_ids, device=self.layers[0].key.device)
+        parts = [
+            tensor.index_select(0, chosen).view(torch.uint8).flatten().cpu()
+            for layer in self.layers
+            for tensor in layer.tensors()
+        ]
+        return torch.cat(parts).numpy().data
+
+    def write_blocks(self, block_ids: list[int], data: memoryview) -> None:
+        """The reverse of `read_blocks` for as many blocks."""
+        chosen = torch.tensor(block_ids, device=self.layers[0].key.device)
+        raw, start = torch.frombuffer(data, dtype=torch.uint8), 0
+        for layer in self.layers:
+            for tensor in layer.tensors():
+                size = tensor[0].nbytes * len(block_ids)
+                part = raw[start : start + size].view(tensor.dtype)
+                tensor[chosen] = part.view(len(block_ids), *tensor.shape[1:]).to(tensor.device)
+                start += size

@@ -34,6 +34,7 @@ from core.model.attention.layout import AttentionKernels, CausalModel
 from core.model.default_model import Report
 from core.model.description import ModelDescription, describe
 from core.model.device import available_bytes, choose_device, choose_dtype
+from core.model.fingerprint import fingerprint
 from core.model.quantization import Quantization
 from core.model.source import ModelFiles, resolve
 from core.model.threads import set_threads
@@ -64,6 +65,9 @@ class LoadedModel:
     generation_defaults: dict[str, Any]
     start_phases: dict[str, float]
     notes: tuple[str, ...] = ()
+    fingerprint: str = (
+        ""  # of what keys and values depend on; made only for `kv_cache.snapshot_file`
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +165,7 @@ def load_model(
         runner = ModelRunner(decoder, shape, cache_config)
     with watch.phase("warm_up"):
         runner.warm_up()
+    described = getattr(decoder, "description", kernels_note)
     return LoadedModel(
         runner=runner,
         tokenizer=tokenizer,
@@ -172,11 +177,14 @@ def load_model(
         path=path,
         dtype=str(dtype).removeprefix("torch."),
         device=str(device),
-        kernels=getattr(decoder, "description", kernels_note),
+        kernels=described,
         weights_bytes=weights_bytes,
         generation_defaults=description.generation_defaults if model.generation_defaults else {},
         start_phases=watch.phases,
         notes=planned.notes,
+        fingerprint=""
+        if kv_cache.snapshot_file is None
+        else fingerprint(runner, planned.files.folder, described),
     )
 
 

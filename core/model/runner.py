@@ -80,6 +80,16 @@ class ModelRunner:
             tokens[row] = token
         return tokens
 
+    @property
+    def block_bytes(self) -> int:
+        return self.kv_cache.block_bytes
+
+    def read_blocks(self, block_ids: list[int]) -> memoryview:
+        return self.kv_cache.read_blocks(block_ids)
+
+    def write_blocks(self, block_ids: list[int], data: memoryview) -> None:
+        self.kv_cache.write_blocks(block_ids, data)
+
     def reset(self) -> None:
         """See `Runner.reset`. Keys and values need no clearing: a block is written before it is read."""
         self._inputs.forget()

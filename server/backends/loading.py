@@ -12,11 +12,13 @@ import platform
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from core import __version__
 from core.config import MIB, render_plan
 from core.engine import Engine
+from core.prefix_snapshot import restore_at_the_start
 from core.step_loop import Report
 from server.backends.base import ServedModel
 from server.backends.native import LoadedThings
@@ -45,6 +47,11 @@ def make_load(config: ServerConfig) -> Callable[[Report], LoadedThings]:
             loaded.tokenizer,
             max_model_len=loaded.plan.max_model_len,
         )
+        if config.kv_cache.snapshot_file is not None:
+            path = Path(config.kv_cache.snapshot_file).expanduser()
+            engine.keep_snapshots(path, loaded.fingerprint, config.kv_cache.snapshot_max_mib * MIB)
+            report("reading the prefix snapshot")
+        restored = restore_at_the_start(engine.snapshots)
         kept = loaded.plan.kv_dtype
         chat = threading.Timer(CHAT_DELAY_S, loaded.tokenizer.prepare_chat)
         chat.daemon = True
@@ -57,6 +64,7 @@ def make_load(config: ServerConfig) -> Callable[[Report], LoadedThings]:
             lines=(
                 *_describe(loaded, time.monotonic() - start_s),
                 *render_plan(loaded.plan, loaded.shape),
+                *restored,
             ),
             info={
                 "device": loaded.device,

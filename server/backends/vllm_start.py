@@ -178,6 +178,10 @@ def _engine_args(config: ServerConfig, prepared: _Prepared, args_class: Any) -> 
         raise ConfigError(
             f"engine.order {engine.order} exists in the native engine only; with vLLM use fcfs."
         )
+    if config.kv_cache.snapshot_file is not None:
+        raise ConfigError(
+            "kv_cache.snapshot_file exists in the native engine only; with vLLM set it to null."
+        )
     known = {field.name for field in dataclasses.fields(args_class)}
     for name in given:
         if name not in known:

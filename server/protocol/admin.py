@@ -10,6 +10,7 @@ import msgspec
 
 from core.errors import InvalidValue
 from core.pinned_prefixes import PinnedPrefix
+from core.prefix_snapshot import SnapshotReport
 from core.sampling_params import SamplingParams
 from server.backends.base import ServedModel
 from server.protocol.answers import Exact
@@ -109,6 +110,24 @@ class DeletedPin(Exact):
     id: str
     object: Literal["prefix.deleted"]
     deleted: Literal[True]
+
+
+class Snapshot(Exact):
+    object: Literal["prefix.snapshot"]
+    tokens: int
+    blocks: int
+    bytes: int
+    seconds: float
+
+
+def snapshot_object(report: SnapshotReport) -> Snapshot:
+    return Snapshot(
+        "prefix.snapshot",
+        report.num_tokens,
+        report.num_blocks,
+        report.size_bytes,
+        round(report.seconds, 3),
+    )
 
 
 def prefix_object(

@@ -36,4 +36,14 @@ ADMIN_OPERATIONS = (
         answer=admin.DeletedPin,
         errors=(400, 401, 403, 404, 500, 503),
     ),
+    Operation(
+        "post",
+        "/admin/prefixes/snapshot",
+        "Admin",
+        "Write the prefix cache to its file",
+        "Beside the steps, without holding them up. The file is `kv_cache.snapshot_file`, which is also written at a "
+        "shutdown and read at a start.",
+        answer=admin.Snapshot,
+        errors=(400, 401, 403, 500, 503),
+    ),
 )

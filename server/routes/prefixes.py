@@ -9,8 +9,8 @@ import msgspec
 from aiohttp import web
 
 from core.engine import Engine
-from core.errand import at_once
-from core.errors import Busy, NotFound, UnsupportedValue
+from core.errand import Bits, at_once
+from core.errors import Busy, InternalError, NotFound, UnsupportedValue
 from core.pinned_prefixes import PinnedPrefix, PinnedPrefixes
 from server.backends.native import NativeBackend
 from server.keys import BACKEND
@@ -21,6 +21,7 @@ from server.protocol.admin import (
     parse_prefix,
     pin_list,
     prefix_object,
+    snapshot_object,
 )
 from server.protocol.chat import ChatPrompt
 from server.protocol.fields import UnknownFields
@@ -37,6 +38,7 @@ def routes() -> list[web.RouteDef]:
         web.post("/admin/prefixes", handlers.create),
         web.get("/admin/prefixes", list_pins),
         web.delete("/admin/prefixes/{id}", delete_pin),
+        web.post("/admin/prefixes/snapshot", save_snapshot),
     ]
 
 
@@ -88,6 +90,21 @@ async def delete_pin(request: web.Request) -> web.Response:
     if await native_of(request).run_beside(unpin) is None:
         raise NotFound("No prefix of this id is pinned.")
     return _json(DeletedPin(prefix_id, "prefix.deleted", True))
+
+
+async def save_snapshot(request: web.Request) -> web.Response:
+    """Beside the steps; when it answers the file is on the disk."""
+
+    def work(engine: Engine) -> Bits:
+        if engine.snapshots is None:
+            raise UnsupportedValue("kv_cache.snapshot_file is not set.")
+        return engine.snapshots.save()
+
+    try:
+        report = await native_of(request).run_beside(work)
+    except OSError as error:
+        raise InternalError(f"the prefix snapshot could not be written: {error.strerror}") from None
+    return _json(snapshot_object(report))
 
 
 def native_of(request: web.Request) -> NativeBackend:

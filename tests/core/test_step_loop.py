@@ -357,3 +357,15 @@ def test_an_errand_nobody_waits_for_any_more_is_not_begun(make_loop: LoopMaker) 
     loop.start()
     loop.run_beside(at_once(lambda engine: None)).result(10)
     assert done == []
+
+
+def test_an_errand_that_cannot_even_begin_hurts_only_who_asked(make_loop: LoopMaker) -> None:
+    loop, _, _, _ = make_loop()
+    loop.start()
+
+    def refuses(engine: Any) -> Any:
+        raise ModelRefused("no")
+
+    with pytest.raises(ModelRefused):
+        loop.run_beside(refuses).result(10)
+    assert loop.is_alive

@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from core.config import MemoryPlan
 from core.dummy_runner import ByteTokenizer, DummyRunner, make_dummy_runner
 from core.engine import Engine
 from core.outputs import StepStats
+from core.prefix_snapshot import restore_at_the_start
 from core.step_loop import Report
 from server.app import create_app
 from server.backends.base import GenerationRequest, ServedModel
@@ -82,6 +84,9 @@ def make_loader(
     def load(report: Report) -> LoadedThings:
         report("making a dummy", 0.5)
         engine = Engine(config.engine, runner, tokenizer)
+        if config.kv_cache.snapshot_file is not None:
+            engine.keep_snapshots(Path(config.kv_cache.snapshot_file), "dummy", 1 << 20)
+        lines = restore_at_the_start(engine.snapshots)
         shape, cache = runner.shape, runner.cache_config
         plan = MemoryPlan(
             available_bytes=1 << 30,
@@ -106,7 +111,7 @@ def make_loader(
             aliases=config.server.model_aliases,
         )
         info = {"device": "cpu", "dtype": "none", "weights": "none"}
-        return LoadedThings(engine, model, info=info, startup_s={"total": 0.1})
+        return LoadedThings(engine, model, tuple(lines), info=info, startup_s={"total": 0.1})
 
     return load
 

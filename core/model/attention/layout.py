@@ -44,8 +44,11 @@ class LayerCache:
 
     @property
     def size_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors())
+
+    def tensors(self) -> list[Tensor]:
         held = (self.key, self.value, self.key_scale, self.value_scale)
-        return sum(tensor.nbytes for tensor in held if tensor is not None)
+        return [tensor for tensor in held if tensor is not None]
 
 
 class WriteKV(Protocol):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
+from dummy_engine import solo_text
 
 ADMIN = {"authorization": "Bearer root"}
 SYSTEM = "You are a helpful assistant, and you answer in one line."  # 56 bytes: 3 blocks of 16
@@ -151,3 +154,60 @@ async def test_without_the_admin_key_nothing_is_told_and_nothing_done(start_serv
     for send in (server.client.get, server.client.post):
         assert (await send("/admin/prefixes")).status == 401
     assert (await server.client.delete("/admin/prefixes/prefix-1")).status == 401
+
+
+async def test_a_snapshot_makes_the_first_request_after_a_restart_warm(start_server, tmp_path):
+    settings = {**SETTINGS, "kv_cache.snapshot_file": str(tmp_path / "prefixes")}
+    server = await start_server(settings)
+    assert server.backend.start_lines() == ()
+    made = await post(server, {"prompt": SYSTEM, "label": "assistant"})
+    assert await cached_tokens(server, "Another prompt of some length. And more of it.") == 0
+    response = await server.client.post("/admin/prefixes/snapshot", headers=ADMIN)
+    told = await response.json()
+    assert response.status == 200
+    assert (told["object"], told["blocks"], told["tokens"]) == ("prefix.snapshot", 5, 80)
+    assert told["bytes"] == (tmp_path / "prefixes").stat().st_size
+    again = await start_server(settings)
+    assert again.backend.start_lines()[0].startswith("prefix snapshot: 80 tokens")
+    assert await cached_tokens(again, SYSTEM + " Hello!") == 48
+    assert await cached_tokens(again, "Another prompt of some length. And more of it.") == 32
+    pins = (await listed(again))["data"]
+    assert [(pin["id"], pin["label"]) for pin in pins] == [(made["id"], "assistant")]
+
+
+async def test_a_shutdown_writes_the_snapshot(start_server, tmp_path):
+    settings = {**SETTINGS, "kv_cache.snapshot_file": str(tmp_path / "prefixes")}
+    server = await start_server(settings)
+    await cached_tokens(server, SYSTEM)
+    await server.backend.stop(5)
+    again = await start_server(settings)
+    assert await cached_tokens(again, SYSTEM + " Hello!") == 48
+    assert [path.name for path in tmp_path.iterdir()] == ["prefixes"]
+
+
+async def test_a_snapshot_needs_a_file_that_can_be_written(start_server, tmp_path):
+    server = await start_server(SETTINGS)
+    response = await server.client.post("/admin/prefixes/snapshot", headers=ADMIN)
+    assert response.status == 400
+    assert "kv_cache.snapshot_file" in (await response.json())["error"]["message"]
+    nowhere = await start_server(
+        {**SETTINGS, "kv_cache.snapshot_file": str(tmp_path / "absent" / "prefixes")}
+    )
+    response = await nowhere.client.post("/admin/prefixes/snapshot", headers=ADMIN)
+    assert response.status == 500
+    assert await cached_tokens(nowhere, SYSTEM) == 0, "the server goes on"
+
+
+async def test_streams_go_on_while_a_snapshot_is_written(start_server, tmp_path):
+    settings = {**SETTINGS, "kv_cache.snapshot_file": str(tmp_path / "prefixes")}
+    server = await start_server(settings, step_time_s=0.001)
+    body = {"prompt": SYSTEM, "max_tokens": 100, "ignore_eos": True}
+
+    async def save():
+        return (await server.client.post("/admin/prefixes/snapshot", headers=ADMIN)).status
+
+    stream = asyncio.create_task(server.client.post("/basic_generate", json=body))
+    statuses = [await save() for _ in range(5)]
+    text = (await (await stream).json())["generated_text"]
+    assert statuses == [200] * 5
+    assert text == SYSTEM + solo_text(SYSTEM.encode(), 100)
