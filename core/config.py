@@ -126,6 +126,11 @@ class MemoryPlan:
         return self.num_blocks * self.bytes_per_block
 
     @property
+    def total_bytes(self) -> int:
+        """Weights, activations and KV cache."""
+        return self.weights_bytes + self.activation_bytes + self.kv_bytes
+
+    @property
     def num_tokens(self) -> int:
         return self.num_blocks * self.block_size
 

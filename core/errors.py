@@ -150,6 +150,21 @@ class ModelLoading(NoriaError):
     code = "loading"
 
 
+class ModelUnavailable(NoriaError):
+    """One of several models could not be loaded; the others are served."""
+
+    status = 503
+    code = "model_unavailable"
+
+
+class ModelPinned(NoriaError):
+    """A pinned model was asked to go."""
+
+    status = 409
+    type = "invalid_request_error"
+    code = "model_pinned"
+
+
 class ModelRefused(NoriaError):
     """A model cannot be loaded, or cannot be computed correctly; the message says why and what to do."""
 

@@ -67,6 +67,14 @@ class Turns:
         """A place for one more engine; it is loaded when the lane is started."""
         return SharedLane(self, load, deliver, on_phase)
 
+    @property
+    def is_alive(self) -> bool:
+        return self._threads[0].is_alive()
+
+    def run(self, job: Callable[[], None]) -> None:
+        """Runs something in the loading thread, behind what was asked of it before. It must not raise."""
+        self._jobs.put(job)
+
     def dispose(self, engine: Engine) -> None:
         """Drops an engine in the loading thread, where giving back its memory keeps nobody waiting. The caller drops
         every reference of its own first."""

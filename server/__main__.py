@@ -22,6 +22,7 @@ from server.api_keys import asks_for_key
 from server.backends import make_backend, make_beside
 from server.backends.base import Backend
 from server.config import Override, ServerConfig, describe, load_config
+from server.config_models import default_name
 from server.logs import configure_logging, log_start
 from server.metrics import Metrics
 from server.serving import serve, why_insecure
@@ -104,7 +105,7 @@ def _bench(words: list[str]) -> int:
 
 def run(config: ServerConfig, started_s: float) -> int:
     """Serves the configured model; returns the exit code."""
-    metrics = Metrics(config.model.name, __version__)
+    metrics = Metrics(default_name(config.models, config.model), __version__)
     backend = make_backend(config, metrics)
     return run_backend(config, backend, metrics, started_s, make_beside(config, metrics))
 

@@ -13,9 +13,22 @@ from server.api_keys import load_keys
 from server.backends.base import Backend
 from server.config import ServerConfig
 from server.grammars import Grammars
-from server.keys import BACKEND, CONFIG, COUNTER, EXECUTOR, GRAMMARS, METRICS, STATS, VLLM
+from server.keys import (
+    BACKEND,
+    CONFIG,
+    COUNTER,
+    EXECUTOR,
+    GRAMMARS,
+    METRICS,
+    MODELS,
+    STATS,
+    VLLM,
+)
 from server.metrics import Metrics
+from server.models.lease import OneModel
+from server.models.pool import ModelPool
 from server.routes import (
+    admin,
     anthropic,
     chat,
     completions,
@@ -43,6 +56,7 @@ ROUTE_MODULES = (
     tokenize,
     stats,
     prefixes,
+    admin,
     pages,
 )
 # Templates and tokenizing release the interpreter lock only in part: two threads keep one slow prompt from blocking
@@ -70,6 +84,11 @@ def create_app(
         client_max_size=config.server.max_body_bytes,
     )
     app[CONFIG], app[BACKEND], app[METRICS] = config, backend, metrics
+    app[MODELS] = (
+        backend
+        if isinstance(backend, ModelPool)
+        else OneModel(backend, metrics, config.price_per_hour)
+    )
     app[VLLM] = backend if backend.name == "vllm" else beside
     app[STATS] = StatsFeed(backend, metrics, config.engine)
     app.on_response_prepare.append(middlewares.decorate)

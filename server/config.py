@@ -15,6 +15,7 @@ import orjson
 from core.config import EngineConfig, KVCacheConfig, ModelConfig
 from core.errors import ConfigError
 from server.config_file import first_key, parse_yaml, read_text
+from server.config_models import ModelEntry, read_entries
 from server.config_rules import RULES
 
 ENVIRONMENT_PREFIX = "NORIA__"
@@ -72,8 +73,16 @@ class LogConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The whole configuration, one attribute per section of `config.yaml`."""
+    """The whole configuration, one attribute per section of `config.yaml`, and the keys that stand alone.
 
+    `models`, if not empty, replaces `model`. `models_memory_mib` bounds what loaded models take together; one that
+    nobody has used for `keep_alive_s` is unloaded (0: only to make room). `price_per_hour` is the machine's.
+    """
+
+    models: tuple[ModelEntry, ...] = ()
+    models_memory_mib: int | Literal["auto"] = "auto"
+    keep_alive_s: float = 0.0
+    price_per_hour: float | None = None
     model: ModelConfig = ModelConfig()
     engine: EngineConfig = EngineConfig()
     kv_cache: KVCacheConfig = KVCacheConfig()
@@ -94,6 +103,8 @@ SECTIONS: dict[str, Any] = {
     "metrics": MetricsConfig,
     "log": LogConfig,
 }
+
+STANDALONE = ("models", "models_memory_mib", "keep_alive_s", "price_per_hour")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,29 +142,49 @@ def load_config(
 def build_config(values: Mapping[str, object] = MappingProxyType({})) -> ServerConfig:
     """A configuration from dotted keys, everything else at its default. Raises `ConfigError`."""
     by_section: dict[str, dict[str, object]] = {section: {} for section in SECTIONS}
+    alone: dict[str, Any] = {}
     for key, value in values.items():
         _check(key, value, "configuration")
-        section, name = key.split(".")
-        by_section[section][name] = tuple(value) if isinstance(value, list) else value
+        section, _, name = key.partition(".")
+        if key in STANDALONE:
+            alone[key] = read_entries(value) if key == "models" else value
+        else:
+            by_section[section][name] = tuple(value) if isinstance(value, list) else value
     parts = {name: struct(**by_section[name]) for name, struct in SECTIONS.items()}
-    return ServerConfig(**parts)
+    config = ServerConfig(**parts, **alone)
+    _check_together(config)
+    return config
+
+
+def _check_together(config: ServerConfig) -> None:
+    if not config.models:
+        return
+    if config.model != ModelConfig():
+        raise ConfigError("models replaces model; set the keys of model in the entries of models.")
+    if config.engine.backend != "native":
+        raise ConfigError("models needs engine.backend: native; vLLM serves one model.")
 
 
 def keys() -> list[str]:
     """Every dotted key, in the order of the structs."""
-    return [
+    in_sections = [
         f"{name}.{key}" for name, struct in SECTIONS.items() for key in struct.__struct_fields__
     ]
+    return [*STANDALONE, *in_sections]
 
 
 def value_of(config: ServerConfig, key: str) -> object:
-    section, name = key.split(".")
-    return getattr(getattr(config, section), name)
+    section, _, name = key.partition(".")
+    value = getattr(config, section)
+    return getattr(value, name) if name else value
 
 
 def describe(config: ServerConfig, sources: Mapping[str, str]) -> str:
     """The effective configuration as YAML, each line with its source as a comment. Keys of the API stay hidden."""
     lines: list[str] = []
+    for key in STANDALONE:
+        shown = orjson.dumps(msgspec.to_builtins(value_of(config, key))).decode()
+        lines.append(f"{key}: {shown}  # {sources.get(key, 'default')}")
     for section, struct in SECTIONS.items():
         lines.append(f"{section}:")
         for name in struct.__struct_fields__:
@@ -179,7 +210,7 @@ def _layers(
         yield from _of_file(read_text(path), path)
     elif os.path.isfile(default_path):
         text = read_text(default_path)
-        if first_key(text) in SECTIONS:
+        if first_key(text) in {*SECTIONS, *STANDALONE}:
             yield from _of_file(text, default_path)
     for name in sorted(environment):
         if name.startswith(ENVIRONMENT_PREFIX):
@@ -202,6 +233,9 @@ def _of_file(text: str, path: str) -> Iterator[tuple[str, object, str]]:
     if not isinstance(tree, dict):
         raise ConfigError(f"{path} must hold sections: {', '.join(SECTIONS)}.")
     for section, entries in tree.items():
+        if section in STANDALONE:
+            yield section, entries, path
+            continue
         if section not in SECTIONS:
             raise _unknown(str(section), path)
         if entries is None:  # a section whose keys are all commented out

@@ -106,6 +106,13 @@ def _are_engine_args(value: object) -> bool:
 
 SECONDS = number(0)
 RULES: dict[str, Rule] = {
+    "models": Rule(
+        lambda value: isinstance(value, list | tuple),
+        "a list of models, such as [{name: owner/model, pinned: true}]",  # config_models.py looks closer
+    ),
+    "models_memory_mib": whole(1).or_word("auto"),
+    "keep_alive_s": SECONDS,
+    "price_per_hour": number(0, 1e9).or_word(None),
     "model.name": text(),
     "model.revision": text().or_word(None),
     "model.dtype": one_of("auto", "bfloat16", "float16", "float32"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 
 from core.errors import InvalidValue, NoriaError
@@ -18,6 +19,7 @@ from server.backends.base import Backend
 
 TIMEOUT_S = 10.0
 IDLE_S = 1.0
+MAX_COMPILERS = 4  # each knows a vocabulary; with several models those used last are kept
 
 
 class Grammars:
@@ -25,8 +27,7 @@ class Grammars:
 
     def __init__(self) -> None:
         self._executor = _executor()
-        self._tokenizer: TextTokenizer | None = None
-        self._making: asyncio.Future[GrammarCompiler] | None = None
+        self._compilers: OrderedDict[TextTokenizer, asyncio.Future[GrammarCompiler]] = OrderedDict()
 
     async def prepare(self, backend: Backend) -> None:
         """Reads the vocabulary when the model is loaded and nobody asks for anything: the library holds the interpreter
@@ -34,7 +35,7 @@ class Grammars:
         with contextlib.suppress(NoriaError):
             await backend.loaded()
             tokenizer = backend.served_model().tokenizer
-            while self._making is None:
+            while tokenizer not in self._compilers:
                 await asyncio.sleep(IDLE_S)
                 stats = backend.stats()
                 if not stats.num_running + stats.num_waiting:
@@ -42,11 +43,15 @@ class Grammars:
 
     async def _make_compiler(self, tokenizer: TextTokenizer) -> GrammarCompiler:
         """The one compiler of a tokenizer, however many ask for it at once."""
-        if self._making is None or self._tokenizer is not tokenizer:
+        making = self._compilers.get(tokenizer)
+        if making is None:
             loop = asyncio.get_running_loop()
-            self._tokenizer = tokenizer
-            self._making = loop.run_in_executor(self._executor, GrammarCompiler, tokenizer)
-        return await asyncio.shield(self._making)
+            making = loop.run_in_executor(self._executor, GrammarCompiler, tokenizer)
+            self._compilers[tokenizer] = making
+            if len(self._compilers) > MAX_COMPILERS:
+                self._compilers.popitem(last=False)
+        self._compilers.move_to_end(tokenizer)
+        return await asyncio.shield(making)
 
     async def compile(
         self, grammar: Grammar | None, tokenizer: TextTokenizer

@@ -129,6 +129,7 @@ def log_request(record: RequestRecord, total_s: float) -> None:
         "request",
         id=record.request_id,
         route=record.route,
+        model=record.model,
         status=record.status,
         finish=",".join(sorted(set(record.finish_reasons))) or None,
         sequences=record.num_sequences if record.num_sequences > 1 else None,
@@ -158,6 +159,7 @@ class StatsReporter:
 
     interval_s: float
     metrics: Metrics
+    model: str | None = None  # with several models only
     _timer: asyncio.TimerHandle | None = None
     _since_s: float = 0.0
     _num_computed: int = 0
@@ -226,6 +228,7 @@ class StatsReporter:
             _stats_log,
             logging.INFO if had_work or any(news.values()) else logging.DEBUG,
             "stats",
+            model=self.model,
             prompt_tokens_per_s=self._num_computed / elapsed_s,
             generated_tokens_per_s=self._num_generated / elapsed_s,
             running=stats.num_running if stats else 0,

@@ -16,13 +16,14 @@ from typing import ParamSpec
 from prometheus_client import CollectorRegistry, Metric, generate_latest
 
 from core.outputs import RequestTimings, StepStats
-from server.backends.base import Backend, ServedModel
+from server.backends.base import Backend, Residence, ServedModel
 from server.metrics_exposition import (
     Labels,
     constant_gauges,
     counter_family,
     gauge,
     histogram_family,
+    residence_gauges,
     state_gauges,
 )
 from server.metrics_table import (
@@ -31,6 +32,7 @@ from server.metrics_table import (
     HISTOGRAMS,
     HTTP_COUNTERS,
     HTTP_HISTOGRAMS,
+    KNOWN_LABELS,
     LENGTHS,
     Counter,
     Histogram,
@@ -41,21 +43,13 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _log = logging.getLogger("noria.metrics")
 _P = ParamSpec("_P")
 
-# Label values that are there from the start at 0, so that the first event already shows in a rate.
-_KNOWN_LABELS: dict[str, str] = {
-    "vllm:prompt_tokens_by_source": "computed cached",
-    "vllm:request_success": "stop length abort error",
-    "noria:rejections": "queue_full queue_tokens queue_timeout too_long draining loading engine_dead",
-    "vllm:admission_rejections": (
-        "queue_full queue_tokens queue_timeout too_long draining loading engine_dead"
-    ),
-    "noria:failures": (
-        "step sampling detokenize non_finite template client_gone slow_reader shutdown engine_dead"
-    ),
-    "noria:step_part_seconds": "schedule run sample update deliver",
-    "noria:step_duration_seconds": "prefill decode mixed",
-    "noria:executor_seconds": "template tokenize",
-}
+# Totals that an engine counts from 0 when it is loaded.
+_FOLLOWED = (
+    "vllm:num_preemptions",
+    "noria:recomputed_tokens",
+    "vllm:prefix_cache_queries",
+    "vllm:prefix_cache_hits",
+)
 # Causes of an error output that mean: never ran.
 _REFUSALS = {"queue_timeout": "queue_timeout", "refused": "too_long"}
 
@@ -93,6 +87,7 @@ class Metrics:
         self.loop_lag_s = 0.0
         self.startup_s: dict[str, float] = {}
         self.info: dict[str, str] = {}
+        self.residence: Callable[[], Residence] | None = None  # with several models only
         self._backend: Backend | None = None
         self._model: ServedModel | None = None
         self._counters: dict[str, dict[Labels, Counter]] = {}
@@ -103,7 +98,7 @@ class Metrics:
             self._histograms[name] = {}
             if not labels:
                 self.histogram(name)
-        for name, values in _KNOWN_LABELS.items():
+        for name, values in KNOWN_LABELS.items():
             for value in values.split():
                 (self.counter if name in COUNTERS else self.histogram)(name, value)
         self._hold_hot_ones()
@@ -130,18 +125,24 @@ class Metrics:
             children[labels] = Histogram(bounds_of(buckets, max_context))
         return children[labels]
 
-    def beside(self, engine: str) -> Metrics:
-        """Metrics of another engine in this process, shown in the same families under its own label."""
-        other = Metrics(self.model_name, self.version, engine)
+    def beside(self, engine: str, model_name: str | None = None) -> Metrics:
+        """Metrics of another engine in this process, shown in the same families under its own labels."""
+        other = Metrics(model_name or self.model_name, self.version, engine)
         self._beside.append(other)
         return other
 
-    def watch(self, backend: Backend) -> None:
+    def watch(self, backend: Backend | None) -> None:
+        """None: the model is not loaded, and has no state to show."""
         self._backend = backend
+        for name in _FOLLOWED:
+            self.counter(name).rebase()
 
     def set_model(self, model: ServedModel) -> None:
         """The model is loaded: its name becomes the label, its context the end of the length buckets."""
+        is_known = self._model is not None  # one that is loaded again goes on counting
         self.model_name, self._model = model.name, model
+        if is_known:
+            return
         for name, (_, _labels, buckets) in HISTOGRAMS.items():
             if buckets == LENGTHS:
                 self._histograms[name] = {}
@@ -256,6 +257,16 @@ class Metrics:
         self.counter("noria:slow_reader_merges").add(num_outputs)
 
     @_never_raises
+    def observe_load(self, result: str) -> None:
+        """`result`: `loaded` or `failed`."""
+        self.counter("noria:model_loads", result).add()
+
+    @_never_raises
+    def observe_unload(self, reason: str) -> None:
+        """`reason`: `pressure`, `idle`, `asked` or `failed`."""
+        self.counter("noria:model_unloads", reason).add()
+
+    @_never_raises
     def observe_cut(self) -> None:
         self.counter("noria:slow_reader_cuts").add()
 
@@ -275,6 +286,10 @@ class Metrics:
     def sum_of(self, name: str) -> float:
         """The sum of a counter over its labels, for log lines."""
         return sum(child.value for child in self._counters[name].values())
+
+    def of_all_models(self) -> list[Metrics]:
+        """Its own and those of the models beside it; another kind of engine does not count."""
+        return [self, *(each for each in self._beside if each.engine == self.engine)]
 
     # --- exposition ---
 
@@ -313,6 +328,8 @@ class Metrics:
         if self.startup_s:
             text = "Seconds per phase of the start"
             yield gauge("noria:startup_seconds", text, base, self.startup_s, "phase")
+        if self.residence is not None:
+            yield from residence_gauges(self.residence(), base)
         if self._backend is None:
             return
         age_s = self._backend.status().heartbeat_age_s

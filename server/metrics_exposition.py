@@ -12,7 +12,7 @@ from prometheus_client.core import (
 )
 
 from core.outputs import StepStats
-from server.backends.base import ServedModel
+from server.backends.base import Residence, ServedModel
 from server.metrics_table import Counter, Histogram
 
 Labels = tuple[str, ...]
@@ -105,3 +105,15 @@ def constant_gauges(
         "max_model_len": str(model.max_model_len),
     }
     yield gauge("noria:info", "What runs here", {**common, **facts}, 1.0)
+
+
+def residence_gauges(residence: Residence, base: Mapping[str, str]) -> Iterator[Metric]:
+    """Whether one of several models is loaded, and what that takes."""
+    yield gauge("noria:model_loaded", "1 while the model is loaded", base, residence.is_loaded)
+    text = "Weights, activations and KV cache of the model while it is loaded"
+    yield gauge("noria:model_memory_bytes", text, base, residence.memory_bytes)
+    text = "Requests that wait until the model is loaded"
+    yield gauge("noria:model_waiting_requests", text, base, residence.num_waiting)
+    if residence.load_s is not None:
+        text = "Seconds that the last load of the model took"
+        yield gauge("noria:model_load_seconds", text, base, residence.load_s)

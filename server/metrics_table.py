@@ -52,6 +52,9 @@ COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "noria:recomputed_tokens": ("Tokens computed again after a preemption", ()),
     "noria:slow_reader_merges": ("Outputs merged for clients that read slowly", ()),
     "noria:slow_reader_cuts": ("Clients cut because they did not read", ()),
+    # with several models only
+    "noria:model_loads": ("Loads of a model, by how they ended", ("result",)),
+    "noria:model_unloads": ("Unloads of a model, by what for", ("reason",)),
 }
 HTTP_COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "http_requests": ("HTTP requests", ("handler", "method", "status")),
@@ -99,6 +102,23 @@ def bounds_of(buckets: str, max_context: int = 4096) -> tuple[float, ...]:
         step *= 10
 
 
+# Label values that are there from the start at 0, so that the first event already shows in a rate.
+KNOWN_LABELS: dict[str, str] = {
+    "vllm:prompt_tokens_by_source": "computed cached",
+    "vllm:request_success": "stop length abort error",
+    "noria:rejections": "queue_full queue_tokens queue_timeout too_long draining loading engine_dead",
+    "vllm:admission_rejections": (
+        "queue_full queue_tokens queue_timeout too_long draining loading engine_dead"
+    ),
+    "noria:failures": (
+        "step sampling detokenize non_finite template client_gone slow_reader shutdown engine_dead"
+    ),
+    "noria:step_part_seconds": "schedule run sample update deliver",
+    "noria:step_duration_seconds": "prefill decode mixed",
+    "noria:executor_seconds": "template tokenize",
+}
+
+
 @dataclass(slots=True)
 class Histogram:
     """Counts per bucket; the last one is for values above all bounds."""
@@ -129,11 +149,16 @@ class Counter:
     """A number that only grows: a negative step is dropped, never raised (metrics may not end a stream)."""
 
     value: float = 0.0
+    base: float = 0.0
 
     def add(self, amount: float = 1.0) -> None:
         if amount > 0:
             self.value += amount
 
     def raise_to(self, total: float) -> None:
-        """Follows a monotone total kept elsewhere."""
-        self.value = max(self.value, total)
+        """Follows a monotone total kept elsewhere, counted from the last `rebase`."""
+        self.value = max(self.value, self.base + total)
+
+    def rebase(self) -> None:
+        """The total kept elsewhere begins again at 0, as that of a model that is loaded once more."""
+        self.base = self.value

@@ -29,7 +29,7 @@ from core.errors import (
 from server.api_keys import carries_key, is_admin, is_open
 from server.backends.base import RequestRecord
 from server.config import ServerConfig
-from server.keys import CONFIG, METRICS, RECORD
+from server.keys import CONFIG, LEASE, METRICS, RECORD
 from server.logs import log_request
 from server.protocol.anthropic_errors import is_anthropic, render_anthropic_error
 from server.protocol.errors import render_error
@@ -69,6 +69,8 @@ def _finish(
 ) -> None:
     elapsed_s = time.monotonic() - entry.arrival_s
     log_request(entry, elapsed_s)
+    if (lease := request.get(LEASE)) is not None:
+        lease.release()
     if isinstance(response, web.Response):
         sent = len(response.body) if isinstance(response.body, bytes) else 0
     else:

@@ -23,6 +23,7 @@ from server.api_keys import asks_for_key
 from server.app import create_app
 from server.backends.base import Backend
 from server.config import HttpConfig, ServerConfig
+from server.config_models import public_name
 from server.connection import Connection
 from server.logs import event
 from server.metrics import Metrics
@@ -61,7 +62,13 @@ async def serve(
         await runner.setup()
         listeners = [await _listen(runner, sock) for sock in sockets]
         url = base_url(config.server.host, sockets[0].getsockname()[1])
-        event(_log, logging.INFO, "listening", url=url, model=config.model.name)
+        event(
+            _log,
+            logging.INFO,
+            "listening",
+            url=url,
+            model=",".join(map(public_name, config.models)) or config.model.name,
+        )
         loaded = asyncio.ensure_future(backend.loaded())
         first = asyncio.ensure_future(signals.get())
         await asyncio.wait({loaded, first}, return_when=asyncio.FIRST_COMPLETED)
@@ -194,18 +201,19 @@ def base_url(host: str, port: int) -> str:
 
 
 def _summarize(metrics: Metrics, started_s: float) -> None:
+    models = metrics.of_all_models()
     event(
         _log,
         logging.INFO,
         "stopped",
         uptime_s=time.monotonic() - started_s,
         **{
-            reason: int(metrics.total("vllm:request_success", reason))
+            reason: int(sum(each.total("vllm:request_success", reason) for each in models))
             for reason in ("stop", "length", "abort", "error")
         },
-        rejections=int(metrics.sum_of("noria:rejections")),
-        prompt_tokens=int(metrics.total("vllm:prompt_tokens")),
-        generated_tokens=int(metrics.total("vllm:generation_tokens")),
+        rejections=int(sum(each.sum_of("noria:rejections") for each in models)),
+        prompt_tokens=int(sum(each.total("vllm:prompt_tokens") for each in models)),
+        generated_tokens=int(sum(each.total("vllm:generation_tokens") for each in models)),
     )
 
 

@@ -127,13 +127,17 @@ class StatsFeed:
         }
 
     def _read_totals(self) -> dict[str, float]:
-        metrics = self._metrics
-        steps = [metrics.histogram("noria:step_duration_seconds", kind) for kind in _STEP_KINDS]
+        models = self._metrics.of_all_models()
+        steps = [
+            each.histogram("noria:step_duration_seconds", kind)
+            for each in models
+            for kind in _STEP_KINDS
+        ]
         return {
-            "generated": metrics.total("vllm:generation_tokens"),
-            "prompt": metrics.total("vllm:prompt_tokens"),
-            "cached": metrics.total("vllm:prompt_tokens_cached"),
-            "finished": metrics.sum_of("vllm:request_success"),
+            "generated": sum(each.total("vllm:generation_tokens") for each in models),
+            "prompt": sum(each.total("vllm:prompt_tokens") for each in models),
+            "cached": sum(each.total("vllm:prompt_tokens_cached") for each in models),
+            "finished": sum(each.sum_of("vllm:request_success") for each in models),
             "steps": sum(sum(child.counts) for child in steps),
             "steps_s": sum(child.total for child in steps),
         }

@@ -111,9 +111,14 @@ def plan_only(
 
 
 def prepare(
-    model: ModelConfig, engine: EngineConfig, kv_cache: KVCacheConfig, report: Report
+    model: ModelConfig,
+    engine: EngineConfig,
+    kv_cache: KVCacheConfig,
+    report: Report,
+    limit_bytes: int | None = None,
 ) -> PlannedModel:
-    """Resolve the files and plan memory from what they say about themselves."""
+    """Resolve the files and plan memory from what they say about themselves. `limit_bytes` bounds what may be taken of
+    the memory that is free."""
     files = resolve(model, report)
     device = choose_device(engine)
     dtype = choose_dtype(model, device)
@@ -123,19 +128,26 @@ def prepare(
     shape = replace(
         shape, weights_bytes=_weights_bytes(description, shape.weights_bytes, dtype, model, engine)
     )
-    plan = plan_memory(shape, engine, kv_cache, model, available_bytes(device), _kind(device))
+    available = available_bytes(device)
+    if limit_bytes is not None:
+        available = min(available, limit_bytes)
+    plan = plan_memory(shape, engine, kv_cache, model, available, _kind(device))
     notes = (*description.notes, *_dtype_notes(description, dtype))
     return PlannedModel(files, description, shape, plan, dtype, device, notes)
 
 
 def load_model(
-    model: ModelConfig, engine: EngineConfig, kv_cache: KVCacheConfig, report: Report
+    model: ModelConfig,
+    engine: EngineConfig,
+    kv_cache: KVCacheConfig,
+    report: Report,
+    limit_bytes: int | None = None,
 ) -> LoadedModel:
     """Load `model.name` and build its runner. Raises `ModelRefused` or `ConfigError` with what to do."""
     set_threads(engine.threads)  # of this thread's team, which computes every step
     watch = _Stopwatch()
     with watch.phase("files"):
-        planned = prepare(model, engine, kv_cache, report)
+        planned = prepare(model, engine, kv_cache, report, limit_bytes)
     description, device, dtype = planned.description, planned.device, planned.dtype
     with watch.phase("tokenizer"):
         folder, ends = planned.files.folder, description.eos_token_ids
@@ -156,7 +168,7 @@ def load_model(
     weights_bytes = _held_bytes(decoder) or shape.weights_bytes
     shape = replace(shape, weights_bytes=weights_bytes)
     plan = plan_memory(shape, engine, kv_cache, model, planned.plan.available_bytes, _kind(device))
-    _trim_heap()
+    trim_heap()
     report("reserving the KV cache", None)
     with watch.phase("kv_cache"):
         from core.model.runner import ModelRunner
@@ -188,7 +200,7 @@ def load_model(
     )
 
 
-def _trim_heap() -> None:
+def trim_heap() -> None:
     """Gives what packing freed back to the system, where the C library is glibc: it would keep it for ever."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from core.errors import ConfigError
 from server.backends import vllm_install
 
@@ -21,9 +23,13 @@ def make_backend(config: ServerConfig, metrics: Metrics) -> Backend:
                 f"engine.backend is vllm, but vLLM is not installed: {vllm_install.install_command()}"
             )
         return _make_vllm(config, metrics)
-    from server.backends.loading import make_load
+    from server.backends.loading import loading_steps, make_load
     from server.backends.native import NativeBackend
 
+    if config.models:
+        from server.models.pool import ModelPool
+
+        return ModelPool(config, metrics, loading_steps())
     return NativeBackend(config.engine, make_load(config), metrics, config.log.stats_interval_s)
 
 
@@ -35,6 +41,8 @@ def make_beside(config: ServerConfig, metrics: Metrics) -> Backend | None:
     is_wanted = config.vllm.enabled and config.engine.backend == "native"
     if not is_wanted or not vllm_install.is_installed():
         return None
+    if config.models:
+        config = msgspec.structs.replace(config, model=config.models[0])
     return _make_vllm(config, metrics.beside("1"), announces=True)
 
 

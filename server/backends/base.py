@@ -38,6 +38,17 @@ class ServedModel:
 
 
 @dataclass(frozen=True, slots=True)
+class Residence:
+    """Whether one of several models is in memory: bytes that it takes there, requests that wait for it, and how long
+    its last load took."""
+
+    is_loaded: bool
+    memory_bytes: int
+    num_waiting: int
+    load_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One sequence to compute, fully validated: ids in range, `max_tokens` clamped, room for at least one token.
 
@@ -63,6 +74,7 @@ class RequestRecord:
 
     request_id: str
     route: str = ""
+    model: str | None = None  # with several models only
     arrival_s: float = field(default_factory=time.monotonic)
     status: int = 0
     finish_reasons: tuple[str, ...] = ()

@@ -11,9 +11,15 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-async def in_thread(function: Callable[[], T]) -> T:
-    """The result of a call in a thread of its own. Unlike an executor's, the thread keeps no process alive, and a
-    cancelled wait leaves it behind."""
+def _in_its_own(work: Callable[[], None]) -> None:
+    threading.Thread(target=work, name="noria-blocking", daemon=True).start()
+
+
+async def in_thread(
+    function: Callable[[], T], start: Callable[[Callable[[], None]], None] = _in_its_own
+) -> T:
+    """The result of a call in a thread of its own, or where `start` has it run. Unlike an executor's, the thread keeps
+    no process alive, and a cancelled wait leaves it behind."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
@@ -34,5 +40,5 @@ async def in_thread(function: Callable[[], T]) -> T:
         with contextlib.suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(settle, result, failure)
 
-    threading.Thread(target=work, name="noria-blocking", daemon=True).start()
+    start(work)
     return await future

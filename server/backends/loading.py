@@ -1,19 +1,24 @@
 """From the configuration to what `NativeBackend` serves: loads the model and says so, line by line.
 
-The returned callable runs in the step thread, and only there torch is imported: the process listens before that.
-Called by `server/__main__.py`.
+The returned callables run in the step thread or in that for loading, and only there torch is imported: the process
+listens before that. Called by `server/backends/__init__.py`.
 """
 
 from __future__ import annotations
 
+import gc
 import importlib.metadata
 import os
 import platform
+import re
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from core import __version__
 from core.config import MIB, render_plan
@@ -23,6 +28,7 @@ from core.step_loop import Report
 from server.backends.base import ServedModel
 from server.backends.native import LoadedThings
 from server.config import ServerConfig
+from server.config_models import public_name
 
 if TYPE_CHECKING:
     from core.model.loader import LoadedModel
@@ -31,8 +37,45 @@ if TYPE_CHECKING:
 CHAT_DELAY_S = 1.0
 
 
-def make_load(config: ServerConfig) -> Callable[[Report], LoadedThings]:
-    """The `load` of a `NativeBackend`. Raises `ModelRefused` and `ConfigError` with what to do."""
+@dataclass(frozen=True, slots=True)
+class LoadingSteps:
+    """What of loading one of several models happens in threads. Tests have steps of their own.
+
+    `make_load(config, limit_bytes, aliases)` gives the `load` of a `NativeBackend`; `prepare` runs in the step thread,
+    all else in the one for loading.
+    """
+
+    make_load: Callable[[ServerConfig, int, tuple[str, ...]], Callable[[Report], LoadedThings]]
+    needed_bytes: Callable[[ServerConfig, int, Report], int]
+    free_bytes: Callable[[ServerConfig], int]
+    prepare: Callable[[ServerConfig], None]
+    trim: Callable[[], None]
+
+
+def loading_steps() -> LoadingSteps:
+    """Those of real models."""
+
+    def make(
+        config: ServerConfig, limit_bytes: int, aliases: tuple[str, ...]
+    ) -> Callable[[Report], LoadedThings]:
+        return make_load(config, limit_bytes=limit_bytes, aliases=aliases, is_step_thread=False)
+
+    return LoadingSteps(make, needed_bytes, free_bytes, prepare_step_thread, trim_heap)
+
+
+def make_load(
+    config: ServerConfig,
+    *,
+    limit_bytes: int | None = None,
+    aliases: tuple[str, ...] | None = None,
+    is_step_thread: bool = True,
+) -> Callable[[Report], LoadedThings]:
+    """The `load` of a `NativeBackend`. Raises `ModelRefused` and `ConfigError` with what to do.
+
+    A thread that is not the one that steps computes alone: a second OpenMP team would ruin the first."""
+    engine_config = config.engine
+    if not is_step_thread:
+        engine_config = msgspec.structs.replace(engine_config, threads=1)
 
     def load(report: Report) -> LoadedThings:
         start_s = time.monotonic()
@@ -40,7 +83,7 @@ def make_load(config: ServerConfig) -> Callable[[Report], LoadedThings]:
         from core.model.loader import load_model
 
         imported_s = time.monotonic() - start_s
-        loaded = load_model(config.model, config.engine, config.kv_cache, report)
+        loaded = load_model(config.model, engine_config, config.kv_cache, report, limit_bytes)
         engine = Engine(
             config.engine,
             loaded.runner,
@@ -48,7 +91,7 @@ def make_load(config: ServerConfig) -> Callable[[Report], LoadedThings]:
             max_model_len=loaded.plan.max_model_len,
         )
         if config.kv_cache.snapshot_file is not None:
-            path = Path(config.kv_cache.snapshot_file).expanduser()
+            path = _snapshot_file(config)
             engine.keep_snapshots(path, loaded.fingerprint, config.kv_cache.snapshot_max_mib * MIB)
             report("reading the prefix snapshot")
         restored = restore_at_the_start(engine.snapshots)
@@ -60,7 +103,7 @@ def make_load(config: ServerConfig) -> Callable[[Report], LoadedThings]:
         phases["import"] = phases.get("import", 0.0) + imported_s
         return LoadedThings(
             engine=engine,
-            model=_served_model(config, loaded, engine.max_model_len),
+            model=_served_model(config, loaded, engine.max_model_len, aliases),
             lines=(
                 *_describe(loaded, time.monotonic() - start_s),
                 *render_plan(loaded.plan, loaded.shape),
@@ -78,9 +121,61 @@ def make_load(config: ServerConfig) -> Callable[[Report], LoadedThings]:
     return load
 
 
-def _served_model(config: ServerConfig, loaded: LoadedModel, max_model_len: int) -> ServedModel:
+def _snapshot_file(config: ServerConfig) -> Path:
+    """Each of several models has a file of its own."""
+    path = Path(str(config.kv_cache.snapshot_file)).expanduser()
+    if not config.models:
+        return path
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", public_name(config.model))
+    return path.with_name(f"{path.stem}-{name}{path.suffix}")
+
+
+def prepare_step_thread(config: ServerConfig) -> None:
+    """What a step thread that loads nothing itself needs before its first step: torch, and the team's threads."""
+    gc.disable()  # as in `core/step_loop.py`
+    try:
+        import core.model.loader  # noqa: F401 - now, so that no load collects what it leaves behind
+        from core.model.threads import set_threads
+
+        set_threads(config.engine.threads)
+        gc.collect()
+        gc.freeze()
+    finally:
+        gc.enable()
+
+
+def free_bytes(config: ServerConfig) -> int:
+    """Memory that models may take now."""
+    from core.model.device import available_bytes, choose_device
+
+    return available_bytes(choose_device(config.engine))
+
+
+def needed_bytes(config: ServerConfig, limit_bytes: int, report: Report) -> int:
+    """What the model will take, from what its files say about themselves."""
+    from core.model.loader import prepare
+
+    return prepare(
+        config.model, config.engine, config.kv_cache, report, limit_bytes
+    ).plan.total_bytes
+
+
+def trim_heap() -> None:
+    from core.model.loader import trim_heap as trim
+
+    trim()
+
+
+def _served_model(
+    config: ServerConfig,
+    loaded: LoadedModel,
+    max_model_len: int,
+    aliases: tuple[str, ...] | None,
+) -> ServedModel:
     return ServedModel(
-        name=served_name(config.model.name, loaded.root),
+        name=public_name(config.model)
+        if config.models
+        else served_name(config.model.name, loaded.root),
         root=loaded.root,
         created=int(time.time()),
         max_model_len=max_model_len,
@@ -88,7 +183,7 @@ def _served_model(config: ServerConfig, loaded: LoadedModel, max_model_len: int)
         plan=loaded.plan,
         tokenizer=loaded.tokenizer,
         generation_defaults=loaded.generation_defaults,
-        aliases=config.server.model_aliases,
+        aliases=config.server.model_aliases if aliases is None else aliases,
     )
 
 

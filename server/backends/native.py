@@ -20,7 +20,8 @@ from core.engine import Engine
 from core.errand import Work
 from core.errors import EngineDead, ModelLoading
 from core.outputs import OutputError, StepOutput, StepStats
-from core.step_loop import Phase, Report, StepLoop
+from core.step_loop import Deliver, Load, OnPhase, Phase, Report, StepLoop
+from core.turns import SharedLane
 from server.backends.base import BackendStatus, GenerationRequest, RequestRecord, ServedModel
 from server.backends.ledger import LOADING, Ledger, to_sequence
 from server.backends.queue_stream import QueueStream
@@ -50,7 +51,8 @@ class LoadedThings:
 
 
 class NativeBackend:
-    """Implements `Backend` over the step loop. `load` runs in the step thread.
+    """Implements `Backend` over the step loop. `load` runs in the step thread, or where `make_lane` has it run. `label`
+    is the model's name in log lines, where there are several.
 
     All state here belongs to the event loop; the step thread touches only what the two methods marked so touch.
     """
@@ -63,11 +65,14 @@ class NativeBackend:
         load: Callable[[Report], LoadedThings],
         metrics: Metrics,
         stats_interval_s: float = 10.0,
+        *,
+        make_lane: Callable[[Load, Deliver, OnPhase], StepLoop | SharedLane] = StepLoop,
+        label: str | None = None,
     ) -> None:
         self._config = config
         self._load = load
         self._metrics = metrics
-        self._reporter = StatsReporter(stats_interval_s, metrics)
+        self._reporter = StatsReporter(stats_interval_s, metrics, label)
         self._ledger = Ledger(config, metrics, self._reporter)
         self._things: LoadedThings | None = None
         self._phase: Phase = "loading"
@@ -78,7 +83,7 @@ class NativeBackend:
         self._stats = _EMPTY
         self._handover: Future[None] | None = None
         self._watchdog: asyncio.TimerHandle | None = None
-        self._step_loop = StepLoop(self._load_things, self._deliver, self._on_phase)
+        self._step_loop = make_lane(self._load_things, self._deliver, self._on_phase)
 
     # --- life ---
 
@@ -98,6 +103,11 @@ class NativeBackend:
         """What was loaded, for the start log. Only after `loaded`."""
         assert self._things is not None
         return self._things
+
+    def release(self) -> Engine | None:
+        """Lets go of what was loaded, once it has stopped; the engine, if there was one, is the caller's."""
+        things, self._things = self._things, None
+        return None if things is None else things.engine
 
     def start_lines(self) -> tuple[str, ...]:
         return self.things.lines
@@ -128,7 +138,7 @@ class NativeBackend:
             self._watchdog.cancel()
 
     def _load_things(self, report: Report) -> Engine:
-        """In the step thread."""
+        """Where the lane loads: in the step thread, or in the one for loading."""
         self._things = self._load(report)
         return self._things.engine
 
@@ -140,7 +150,7 @@ class NativeBackend:
         if self._phase == "dead":
             return
         if phase == "loading" and message != self._message:
-            event(_log, logging.INFO, "loading", step=message)
+            event(_log, logging.INFO, "loading", model=self._reporter.model, step=message)
         self._phase, self._progress = phase, progress
         self._message = message or self._message
         if phase == "ready" and self._things is not None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from server.protocol import admin
+from server.protocol import admin, admin_answers
 from server.protocol.operation import Operation
+
+_CHANGE = (400, 401, 403, 404, 409, 413, 415, 500, 503)
 
 ADMIN_OPERATIONS = (
     Operation(
@@ -45,5 +47,36 @@ ADMIN_OPERATIONS = (
         "shutdown and read at a start.",
         answer=admin.Snapshot,
         errors=(400, 401, 403, 500, 503),
+    ),
+    Operation(
+        "get",
+        "/admin/models",
+        "Admin",
+        "The models, what they take and how they do",
+        "As one body, or with `accept: text/event-stream` as an event now and whenever a state or the progress of "
+        "loading changes. Needs the admin key.",
+        answer=admin_answers.ModelReports,
+        events=(("models", admin_answers.ModelReports),),
+        errors=(401, 403, 500),
+    ),
+    Operation(
+        "post",
+        "/admin/models/load",
+        "Admin",
+        "Load one of several models, and pin it or not",
+        "Answers when it is loaded. Others are unloaded for it as for a request. Needs the admin key.",
+        request="ModelLoadRequest",
+        answer=admin_answers.ModelReport,
+        errors=_CHANGE,
+    ),
+    Operation(
+        "post",
+        "/admin/models/unload",
+        "Admin",
+        "Unload one of several models",
+        "Answers when it is unloaded: the answers that it is giving end first. Needs the admin key.",
+        request="ModelUnloadRequest",
+        answer=admin_answers.ModelReport,
+        errors=_CHANGE,
     ),
 )

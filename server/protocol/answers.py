@@ -193,14 +193,14 @@ class Completion(Exact):
 
 
 class Model(Exact):
-    """`max_model_len` is prompt and answer together."""
+    """`max_model_len` is prompt and answer together; absent for one of several models that was never loaded."""
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
     root: str
-    max_model_len: int
+    max_model_len: int | UnsetType = UNSET
 
 
 class ModelList(Exact):
@@ -218,8 +218,17 @@ class Prompt(Exact):
     prompt: str
 
 
+class ModelState(Exact):
+    """Of one of several models; `message` while it loads or after that failed."""
+
+    state: Literal["unloaded", "loading", "loaded", "unloading", "failed"]
+    progress: float | UnsetType = UNSET
+    message: str | UnsetType = UNSET
+
+
 class Status(Exact):
     status: str
+    models: dict[str, ModelState] | UnsetType = UNSET
     message: str | UnsetType = UNSET
     vllm: str | UnsetType = UNSET
 
@@ -230,6 +239,7 @@ class Unready(Exact):
     error: ErrorObject
     status: Literal["loading", "draining", "dead", "stale"]
     progress: float | UnsetType = UNSET
+    models: dict[str, ModelState] | UnsetType = UNSET
 
 
 class Version(Exact):

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from server.backends.base import ServedModel
+from server.models.lease import ModelCard
 
 
-def model_object(model: ServedModel) -> dict[str, Any]:
-    return {
-        "id": model.name,
+def model_object(card: ModelCard) -> dict[str, Any]:
+    told: dict[str, Any] = {
+        "id": card.name,
         "object": "model",
-        "created": model.created,
+        "created": card.created,
         "owned_by": "noria",
-        "root": model.root,
-        "max_model_len": model.max_model_len,
+        "root": card.root,
+        "max_model_len": card.max_model_len,
     }
+    if card.max_model_len is None:  # one of several, and never loaded
+        del told["max_model_len"]
+    return told
 
 
-def model_list(model: ServedModel) -> dict[str, Any]:
-    return {"object": "list", "data": [model_object(model)]}
+def model_list(cards: list[ModelCard]) -> dict[str, Any]:
+    return {"object": "list", "data": [model_object(card) for card in cards]}

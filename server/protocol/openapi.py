@@ -16,7 +16,7 @@ import orjson
 from core import __version__
 from core import errors as error_tree
 from core.errors import NoriaError
-from server.protocol import admin, answers, other_answers
+from server.protocol import admin, admin_answers, answers, other_answers
 from server.protocol.operation import Operation
 from server.protocol.operations import OPERATIONS
 from server.protocol.request_fields import REF_TEMPLATE
@@ -69,7 +69,11 @@ def _is_part_of_request(name: str) -> bool:
 
 
 def _answer_types() -> list[type]:
-    members = [each for module in (answers, other_answers, admin) for each in vars(module).values()]
+    members = [
+        each
+        for module in (answers, other_answers, admin, admin_answers)
+        for each in vars(module).values()
+    ]
     return [
         kind
         for kind in dict.fromkeys(each for each in members if isinstance(each, type))
@@ -238,6 +242,8 @@ _WORDS = {
     "draining": "The server is shutting down.",
     "engine_dead": "The engine has stopped and cannot answer.",
     "loading": "The model is loading.",
+    "model_unavailable": "The model could not be loaded; /admin/models says why.",
+    "model_pinned": "The model is pinned; load it with pinned: false first.",
 }
 
 

@@ -315,6 +315,7 @@ FIELDS: Mapping[str, tuple[str, Schema]] = {
         "Strings that end the answer.",
         {"minLength": 1, "maxLength": limits.MAX_STOP_LENGTH, "maxItems": limits.MAX_STOPS},
     ),
+    "pinned": ("Whether it stays loaded whatever else is asked for; null: as it is.", {}),
     "thinking": ("Only `disabled` and `adaptive`.", {}),
     "output_config": ("`format` is `json_schema` with a `schema`; the rest is ignored.", {}),
     "output_format": ("The older name of `output_config.format`.", {}),

@@ -20,6 +20,7 @@ from server.protocol.chat import ChatFields
 from server.protocol.completions import CompletionFields
 from server.protocol.embeddings import EmbeddingFields
 from server.protocol.fields import IGNORED_BY_OPENAI
+from server.protocol.model_orders import ModelLoadFields, ModelUnloadFields
 from server.protocol.openai_fields import OpenAIFields
 from server.protocol.request_fields import Schema
 from server.protocol.responses import ResponseFields
@@ -95,6 +96,8 @@ def _other_schemas(merge: Callable[..., Schema]) -> dict[str, Schema]:
             (),
             refused=admin.REFUSED_FIELDS,
         ),
+        "ModelLoadRequest": merge([ModelLoadFields], {}, ("model",)),
+        "ModelUnloadRequest": merge([ModelUnloadFields], {}, ("model",)),
         "CountRequest": merge(
             (SamplingFields, MessageFields),
             {"messages": given.TURNS, "system": given.SYSTEM, **given.MESSAGE_TOOLS},
@@ -139,6 +142,8 @@ STRUCTS = (
     MessageFields,
     EmbeddingFields,
     PrefixFields,
+    ModelLoadFields,
+    ModelUnloadFields,
 )
 
 

@@ -11,7 +11,7 @@ from aiohttp import web
 from core import __version__
 from core.errors import Draining, EngineDead, ModelLoading, NoriaError
 from server.backends.base import BackendStatus
-from server.keys import BACKEND, METRICS, RECORD, VLLM
+from server.keys import BACKEND, METRICS, MODELS, RECORD, VLLM
 from server.metrics import CONTENT_TYPE
 from server.protocol.errors import error_headers, error_object
 
@@ -30,7 +30,9 @@ async def ready(request: web.Request) -> web.Response:
     """Model loaded, not draining, and the last step not older than `engine.watchdog_s` while there is work."""
     status = request.app[BACKEND].status()
     if status.phase == "ready" and not status.is_step_stale:
-        told = {"status": "ready", "message": status.message}
+        told: dict[str, object] = {"status": "ready", "message": status.message}
+        if states := request.app[MODELS].states():
+            told["models"] = states
         beside = request.app[VLLM]
         if beside is not None:  # its readiness is that of /generate_vllm, not of this server
             told["vllm"] = beside.status().phase
@@ -63,6 +65,8 @@ def _unhealthy(request: web.Request, status: BackendStatus, error: NoriaError) -
     body["status"] = "stale" if status.phase == "ready" else status.phase
     if status.progress is not None:
         body["progress"] = round(status.progress, 4)
+    if states := request.app[MODELS].states():
+        body["models"] = states
     return web.Response(status=error.status, headers=error_headers(error), body=orjson.dumps(body))
 
 

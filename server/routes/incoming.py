@@ -15,7 +15,8 @@ from aiohttp import web
 
 from core.errors import BodyTooLarge, Busy, InvalidValue
 from server.backends.base import ServedModel
-from server.keys import BACKEND, CONFIG, COUNTER, EXECUTOR, METRICS
+from server.keys import CONFIG, COUNTER, EXECUTOR, LEASE, MODELS, RECORD, metrics_of
+from server.models.lease import Lease
 from server.protocol.body import check_content_type, parse_object
 
 T = TypeVar("T")
@@ -28,14 +29,32 @@ async def read(
     *,
     is_counting: bool = False,
 ) -> tuple[T, ServedModel]:
-    """Reads the body and gives its object, and the served model, to `check`, which is pure. Raises `NoriaError`.
+    """Reads the body and gives its object, and the model it asks for, to `check`, which is pure. The model stays loaded
+    for as long as the answer takes. Raises `NoriaError`.
 
     `is_counting`: nothing is generated from it, so a large one must keep no chat waiting.
     """
     body = await read_bytes(request)
-    model = request.app[BACKEND].served_model()
     executor = _executor(request, body, is_counting=is_counting)
-    return await parse(request, body, lambda value: check(value, model), executor), model
+    lease = request.app[MODELS].only()
+    if lease is not None:
+        request[LEASE] = lease
+        return await parse(
+            request, body, lambda value: check(value, lease.model), executor
+        ), lease.model
+    value = await parse(request, body, lambda value: value, executor)
+    model = (await hold(request, value.get("model"))).model
+    return await _off_loop_if_large(body, lambda: check(value, model), executor), model
+
+
+async def hold(request: web.Request, name: object) -> Lease:
+    """The model of this name, the default one where that is no text, for as long as the answer takes. Waits until it is
+    loaded. Raises `NoriaError`."""
+    lease = await request.app[MODELS].acquire(name if isinstance(name, str) else None)
+    request[LEASE] = lease
+    if lease.is_one_of_several:
+        request[RECORD].model = lease.model.name
+    return lease
 
 
 def _executor(request: web.Request, body: bytes, *, is_counting: bool) -> ThreadPoolExecutor:
@@ -60,11 +79,15 @@ async def parse(
     executor: ThreadPoolExecutor | None = None,
 ) -> T:
     """The checked object; a large body is read and checked in the executor."""
+    return await _off_loop_if_large(
+        body, lambda: check(parse_object(body)), executor or request.app[EXECUTOR]
+    )
+
+
+async def _off_loop_if_large(body: bytes, work: Callable[[], T], executor: ThreadPoolExecutor) -> T:
     if len(body) <= LARGE_BODY_BYTES:
-        return check(parse_object(body))
-    loop = asyncio.get_running_loop()
-    executor = executor or request.app[EXECUTOR]
-    return await loop.run_in_executor(executor, lambda: check(parse_object(body)))
+        return work()
+    return await asyncio.get_running_loop().run_in_executor(executor, work)
 
 
 async def tokenize(
@@ -78,7 +101,7 @@ async def tokenize(
     """Runs `work` in the executor for at most `server.template_timeout_s`, and waits no longer than that for its turn.
     `param` names the field in errors. Raises `NoriaError`."""
     timeout_s = request.app[CONFIG].server.template_timeout_s
-    metrics = request.app[METRICS]
+    metrics = metrics_of(request)
     begun_s: list[float] = []
 
     def begin() -> T:

@@ -7,9 +7,9 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from server.keys import BACKEND
+from server.keys import MODELS
+from server.models.lease import find_card
 from server.protocol.models import model_list, model_object
-from server.protocol.sampling_fields import check_model
 from server.routes.openai import both_ways
 
 
@@ -29,13 +29,12 @@ async def root(request: web.Request) -> web.Response:
 
 
 async def list_models(request: web.Request) -> web.Response:
-    return _json(model_list(request.app[BACKEND].served_model()))
+    return _json(model_list(request.app[MODELS].cards()))
 
 
 async def get_model(request: web.Request) -> web.Response:
-    model = request.app[BACKEND].served_model()
-    check_model(request.match_info["id"].rstrip("/"), model)
-    return _json(model_object(model))
+    name = request.match_info["id"].rstrip("/")
+    return _json(model_object(find_card(name, request.app[MODELS].cards())))
 
 
 def _json(value: dict[str, Any]) -> web.Response:

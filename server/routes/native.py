@@ -27,7 +27,7 @@ from server.protocol.native_renderer import EventSourceRenderer, NativeRenderer
 from server.protocol.prompts import names_of, resolve
 from server.protocol.prompts import tokenize as tokenize_prompts
 from server.protocol.tally import Tally
-from server.routes.incoming import parse, read, read_bytes, tokenize
+from server.routes.incoming import hold, parse, read, read_bytes, tokenize
 from server.routes.streaming import Outputs, Renderer, answer_stream, collect
 
 
@@ -82,10 +82,10 @@ class NativeRoutes:
         """`EventSource` asks again when a stream has ended; 204 tells it not to."""
         if "last-event-id" in request.headers:
             return web.Response(status=204)
-        model = request.app[BACKEND].served_model()
         _check_unicode(request.rel_url.raw_query_string)
         query = [(name, text) for name, text in request.query.items() if name != "api_key"]
         body = body_of_query(query)
+        model = (await hold(request, body.get("model"))).model
         checked = parse_one(body, model, STREAM_DEFAULTS, self._unknown, streams=True)
         return await _stream(request, model, checked, EventSourceRenderer)
 

@@ -13,7 +13,7 @@ from core.errand import Bits, at_once
 from core.errors import Busy, InternalError, NotFound, UnsupportedValue
 from core.pinned_prefixes import PinnedPrefix, PinnedPrefixes
 from server.backends.native import NativeBackend
-from server.keys import BACKEND
+from server.keys import LEASE
 from server.protocol.admin import (
     PARAMS,
     DeletedPin,
@@ -26,7 +26,7 @@ from server.protocol.admin import (
 from server.protocol.chat import ChatPrompt
 from server.protocol.fields import UnknownFields
 from server.protocol.prompts import resolve
-from server.routes.incoming import read, tokenize
+from server.routes.incoming import hold, read, tokenize
 from server.routes.streaming import Outputs, collect
 
 MAX_TRIES = 3  # a prefix may be evicted between its last step and its pin
@@ -49,10 +49,10 @@ class PrefixRoutes:
         self._unknown = UnknownFields()
 
     async def create(self, request: web.Request) -> web.Response:
-        backend = native_of(request)
         asked, model = await read(
             request, lambda body, model: parse_prefix(body, model, self._unknown)
         )
+        backend = native_of(request)
         is_chat = isinstance(asked.prompt, ChatPrompt)
         work = functools.partial(asked.tokenize, model)
         ids = await tokenize(request, work, "template" if is_chat else "tokenize")
@@ -77,6 +77,8 @@ class PrefixRoutes:
 
 
 async def list_pins(request: web.Request) -> web.Response:
+    await hold(request, request.query.get("model"))
+
     def look(engine: Engine) -> PinList:
         pins, size = pins_of(engine), engine.cache_config.block_size
         return pin_list(pins, pins.num_blocks * size, pins.max_blocks * size)
@@ -85,6 +87,7 @@ async def list_pins(request: web.Request) -> web.Response:
 
 
 async def delete_pin(request: web.Request) -> web.Response:
+    await hold(request, request.query.get("model"))
     prefix_id = request.match_info["id"]
     unpin = at_once(lambda engine: pins_of(engine).unpin(prefix_id))
     if await native_of(request).run_beside(unpin) is None:
@@ -108,7 +111,7 @@ async def save_snapshot(request: web.Request) -> web.Response:
 
 
 def native_of(request: web.Request) -> NativeBackend:
-    backend = request.app[BACKEND]
+    backend = request[LEASE].backend
     if not isinstance(backend, NativeBackend):
         raise UnsupportedValue("Only the native engine lets its prefix cache be managed.")
     return backend

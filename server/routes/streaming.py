@@ -16,7 +16,7 @@ from core.errors import InternalError, NoriaError
 from core.outputs import FinishReason, StepOutput
 from server import sse
 from server.backends.base import Backend, GenerationRequest, RequestStream
-from server.keys import BACKEND, CONFIG, METRICS, RECORD
+from server.keys import CONFIG, LEASE, RECORD, metrics_of
 from server.protocol.errors import error_of_output
 
 Outputs = list[tuple[int, StepOutput]]
@@ -69,7 +69,7 @@ async def answer_stream(
 
     Raises `NoriaError` only before the headers, which go out with the first output or after `early_headers_s`.
     """
-    config, metrics = request.app[CONFIG], request.app[METRICS]
+    config, metrics = request.app[CONFIG], metrics_of(request)
     stream = _submit(request, requests)
     cause = "client_gone"
     metrics.streams_open += 1
@@ -98,7 +98,7 @@ def _submit(
     request: web.Request, requests: list[GenerationRequest], backend: Backend | None = None
 ) -> RequestStream:
     record = request[RECORD]
-    return (backend or request.app[BACKEND]).submit(
+    return (backend or request[LEASE].backend).submit(
         requests, request_id=record.request_id, route=record.route, record=record
     )
 
@@ -162,7 +162,7 @@ class _Writer:
     def render(self, renderer: Renderer, outputs: Outputs) -> bytes:
         if not self._is_slow or len(outputs) < 2:
             return renderer.write(outputs)
-        self._request.app[METRICS].observe_merge(len(outputs))
+        metrics_of(self._request).observe_merge(len(outputs))
         groups: list[Outputs] = [[]]
         size_bytes = 0
         for item in outputs:

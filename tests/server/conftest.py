@@ -11,26 +11,21 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
+from dummy_loader import MODEL_NAME, make_loader
 
-from core.config import MemoryPlan
 from core.dummy_runner import ByteTokenizer, DummyRunner, make_dummy_runner
-from core.engine import Engine
 from core.outputs import StepStats
-from core.prefix_snapshot import restore_at_the_start
 from core.step_loop import Report
 from server.app import create_app
-from server.backends.base import GenerationRequest, ServedModel
+from server.backends.base import GenerationRequest
 from server.backends.native import LoadedThings, NativeBackend
 from server.config import ServerConfig, build_config
 from server.metrics import Metrics
-
-MODEL_NAME = "dummy"
 
 
 @dataclass(slots=True)
@@ -74,46 +69,6 @@ class RunningServer:
                     name = name.replace("{" + constant + "}", "")
                 samples[name] = float(value)
         return samples
-
-
-def make_loader(
-    config: ServerConfig, runner: DummyRunner, tokenizer: ByteTokenizer
-) -> Callable[[Report], LoadedThings]:
-    """The `load` of a `NativeBackend` that loads nothing."""
-
-    def load(report: Report) -> LoadedThings:
-        report("making a dummy", 0.5)
-        engine = Engine(config.engine, runner, tokenizer)
-        if config.kv_cache.snapshot_file is not None:
-            engine.keep_snapshots(Path(config.kv_cache.snapshot_file), "dummy", 1 << 20)
-        lines = restore_at_the_start(engine.snapshots)
-        shape, cache = runner.shape, runner.cache_config
-        plan = MemoryPlan(
-            available_bytes=1 << 30,
-            memory_fraction=0.3,
-            max_memory_bytes=None,
-            weights_bytes=shape.weights_bytes,
-            activation_bytes=0,
-            bytes_per_block=cache.block_size * shape.kv_bytes_per_token,
-            block_size=cache.block_size,
-            num_blocks=cache.num_blocks,
-            max_model_len=engine.max_model_len,
-            decided_by="kv_cache.num_blocks",
-        )
-        model = ServedModel(
-            name=MODEL_NAME,
-            root=MODEL_NAME,
-            created=1700000000,
-            max_model_len=engine.max_model_len,
-            shape=shape,
-            plan=plan,
-            tokenizer=tokenizer,
-            aliases=config.server.model_aliases,
-        )
-        info = {"device": "cpu", "dtype": "none", "weights": "none"}
-        return LoadedThings(engine, model, tuple(lines), info=info, startup_s={"total": 0.1})
-
-    return load
 
 
 StartServer = Callable[..., Awaitable[RunningServer]]

@@ -17,6 +17,7 @@ from server.config import (
     load_config,
     value_of,
 )
+from server.config_models import public_name
 from server.config_rules import RULES
 
 ROOT = Path(__file__).parents[2]
@@ -49,7 +50,9 @@ def test_the_repository_file_lists_every_key_with_its_default_and_a_comment():
     config, sources = load_config(path, {})
     assert config == ServerConfig()
     assert all(sources[key] == path for key in keys())
-    lines = [line for line in Path(path).read_text().splitlines() if re.match(r"  \w", line)]
+    lines = [
+        line for line in Path(path).read_text().splitlines() if re.match(r"  \w|\w+: \S", line)
+    ]
     assert len(lines) == len(keys())
     assert all("  # " in line for line in lines)
 
@@ -197,3 +200,40 @@ def test_engine_arguments_are_passed_through_but_not_the_model(tmp_path):
     for wrong in ("{model: a}", "[1]", "{1: 2}", "text"):
         message = message_of(tmp_path, None, {}, f"vllm.engine_args={wrong}")
         assert "vllm.engine_args must be a mapping" in message
+
+
+def test_several_models_are_entries_with_the_keys_of_model(tmp_path):
+    small = "{name: a/b, quantization: int8, served_name: small, aliases: [s]}"
+    text = f"models:\n- {{name: a/b, pinned: true}}\n- {small}\nkeep_alive_s: 5"
+    config, sources = load(text, {"NORIA__MODELS_MEMORY_MIB": "900"}, tmp=tmp_path)
+    first, second = config.models
+    assert (first.name, first.pinned, first.quantization) == ("a/b", True, "none")
+    assert (public_name(first), public_name(second)) == ("a/b", "small")
+    assert (second.quantization, second.aliases) == ("int8", ("s",))
+    assert (config.models_memory_mib, config.keep_alive_s) == (900, 5)
+    assert sources["models_memory_mib"] == "NORIA__MODELS_MEMORY_MIB"
+    assert 'served_name":"small"' in describe(config, sources)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("models: [{quantization: int8}]", "models[0] must be a mapping with a name"),
+        ("models: [{name: a, quantization: int9}]", "models[0].quantization must be one of"),
+        ("models: [{name: a, color: red}]", "models[0] has no key 'color'"),
+        ("models: [{name: a}, {name: a}]", "models[1] and models[0] are both called a"),
+        ("models: [{name: a, aliases: [b]}, {name: b}]", "both called b"),
+        ("models: 5", "models must be a list of models"),
+        ("models: [{name: a}]\nmodel: {name: b}", "models replaces model"),
+        ("models: [{name: a}]\nengine: {backend: vllm}", "models needs engine.backend"),
+    ],
+)
+def test_an_impossible_entry_is_named(tmp_path, text, words):
+    assert words in message_of(tmp_path, text)
+
+
+def test_a_model_in_a_folder_is_never_called_by_its_path(tmp_path):
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    config, _ = load(f"models: [{{name: {folder}}}, {{name: {folder}/x.gguf}}]", tmp=tmp_path)
+    assert [public_name(entry) for entry in config.models] == ["mine", "x"]
