@@ -156,7 +156,7 @@ def _choice(body: Mapping[str, Any]) -> tuple[Choice, str | None]:
             param="tool_choice",
         )
     name = choice.get("name")
-    if kind == "tool" and not isinstance(name, str):
+    if not isinstance(name, str) and (kind == "tool" or name is not None):
         raise InvalidValue("tool_choice.name must be a string.", param="tool_choice.name")
     return _CHOICES[kind], name if kind == "tool" else None
 

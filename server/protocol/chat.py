@@ -68,13 +68,18 @@ REFUSED_FIELDS: Mapping[str, tuple[object, ...]] = {
 }
 
 
-class ChatFields(msgspec.Struct, frozen=True):
-    max_completion_tokens: int | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = None
+class TemplateFields(msgspec.Struct, frozen=True):
+    """What the template is given beside messages and tools."""
+
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+
+
+class ChatFields(TemplateFields, frozen=True):
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
 
 
 _KNOWN = (
@@ -159,9 +164,9 @@ def parse_chat(
     )
 
 
-def parse_chat_prompt(body: Mapping[str, Any]) -> ChatPrompt:
-    """The part of a body that the template sees; `/tokenize` takes it too."""
-    own = convert(body, ChatFields)
+def check_chat_fields(body: Mapping[str, Any]) -> ChatPrompt:
+    """All that the template is given but the messages. Raises `NoriaError`."""
+    own = convert(body, TemplateFields)
     continues = bool(own.continue_final_message)
     if continues and own.add_generation_prompt:
         raise InvalidValue(
@@ -169,13 +174,19 @@ def parse_chat_prompt(body: Mapping[str, Any]) -> ChatPrompt:
             param="continue_final_message",
         )
     adds = not continues if own.add_generation_prompt is None else own.add_generation_prompt
+    return ChatPrompt([], adds, continues, _template_kwargs(own.chat_template_kwargs or {}))
+
+
+def parse_chat_prompt(body: Mapping[str, Any]) -> ChatPrompt:
+    """The part of a body that the template sees; `/tokenize` takes it too."""
+    prompt = check_chat_fields(body)
     messages = check_messages(body.get("messages"))
-    if continues and messages[-1]["role"] != "assistant":
+    if prompt.continues_final_message and messages[-1]["role"] != "assistant":
         raise InvalidValue(
             "continue_final_message needs a last message of the assistant.",
             param="continue_final_message",
         )
-    return ChatPrompt(messages, adds, continues, _template_kwargs(own.chat_template_kwargs or {}))
+    return replace(prompt, messages=messages)
 
 
 def _params(fields: SamplingFields, own: ChatFields, model: ServedModel) -> SamplingParams:

@@ -152,6 +152,10 @@ def _query(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
         elif "anyOf" in field:
             (only,) = (part for part in field.pop("anyOf") if part.get("type") != "null")
             parameter["schema"] = {**field, **only}
+            if only.get("type") in ("integer", "number", "boolean"):  # read as JSON
+                parameter["schema"]["type"] = [only["type"], "null"]
+            elif "const" in only:
+                parameter["schema"] = {"enum": [only["const"], None]}
         yield parameter
 
 

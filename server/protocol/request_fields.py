@@ -215,7 +215,7 @@ MESSAGE_TOOLS: dict[str, Schema] = {
         "type": ["object", "null"],
         "properties": {
             "type": {"enum": ["auto", "any", "tool", "none"]},
-            "name": {"type": "string"},
+            "name": {"type": ["string", "null"]},
             "disable_parallel_tool_use": {"type": ["boolean", "null"]},
         },
         "required": ["type"],
@@ -252,7 +252,10 @@ FIELDS: Mapping[str, tuple[str, Schema]] = {
     "suffix": ("The text behind the one to generate, for models with infill tokens.", {}),
     "pin": ("Whether its blocks stay until they are unpinned; false only computes it.", {}),
     "label": ("What the list shows beside the id.", {"maxLength": MAX_LABEL_LENGTH}),
-    "encoding_format": ("`float` for numbers, `base64` for their float32 bytes.", {}),
+    "encoding_format": (
+        "`float` for numbers, `base64` for their float32 bytes.",
+        {"pattern": "^(float|base64)$"},
+    ),
     "model": ("A name or alias of the served model; absent means it.", {}),
     "max_tokens": (
         "At most so many tokens; clamped to the room left in the context.",

@@ -16,7 +16,7 @@ from server.protocol import admin, anthropic, chat, completions, embeddings, nat
 from server.protocol import request_fields as given
 from server.protocol.admin import PrefixFields
 from server.protocol.anthropic import MessageFields
-from server.protocol.chat import ChatFields
+from server.protocol.chat import ChatFields, TemplateFields
 from server.protocol.completions import CompletionFields
 from server.protocol.embeddings import EmbeddingFields
 from server.protocol.fields import IGNORED_BY_OPENAI
@@ -57,14 +57,19 @@ def request_schemas(struct_schemas: Mapping[str, Schema]) -> dict[str, Schema]:
             defaults={"max_tokens": completions.DEFAULT_MAX_TOKENS},
             **ignored,
         ),
-        "TokenizeRequest": merge((TokenizeFields, ChatFields), {"messages": given.MESSAGES}, ()),
+        "TokenizeRequest": merge(
+            (TokenizeFields, TemplateFields), {"messages": given.MESSAGES}, ()
+        ),
         "DetokenizeRequest": merge(
             [DetokenizeFields],
             {"tokens": {**given.IDS, "minItems": 0, "description": "The ids."}},
             ("tokens",),
         ),
     }
-    return schemas | _other_schemas(merge) | _native_schemas(merge)
+    others = _other_schemas(merge)
+    for name in ("ResponseRequest", "MessagesRequest", "CountRequest"):
+        others[name]["properties"]["n"]["anyOf"] = [{"const": 1}, {"type": "null"}]
+    return schemas | others | _native_schemas(merge)
 
 
 def _other_schemas(merge: Callable[..., Schema]) -> dict[str, Schema]:
@@ -135,6 +140,7 @@ STRUCTS = (
     SamplingFields,
     OpenAIFields,
     ChatFields,
+    TemplateFields,
     CompletionFields,
     TokenizeFields,
     DetokenizeFields,
@@ -190,6 +196,7 @@ def _constrain(schema: Schema, constraints: Schema) -> None:
         "maximum": ("integer", "number"),
         "minLength": ("string",),
         "maxLength": ("string",),
+        "pattern": ("string",),
         "maxItems": ("array",),
         "maxProperties": ("object",),
         "propertyNames": ("object",),

@@ -10,7 +10,7 @@ import msgspec
 from core.errors import InvalidValue
 from core.interfaces import TextTokenizer
 from server.backends.base import ServedModel
-from server.protocol.chat import ChatPrompt, parse_chat_prompt
+from server.protocol.chat import ChatPrompt, check_chat_fields, parse_chat_prompt
 from server.protocol.fields import convert
 from server.protocol.prompts import check_ids
 from server.protocol.sampling_fields import check_model
@@ -45,6 +45,7 @@ def parse_tokenize(body: Mapping[str, Any], model: ServedModel) -> TextPrompt | 
         raise InvalidValue("Exactly one of prompt and messages is needed.", param="prompt")
     if fields.prompt is None:
         return parse_chat_prompt(body)
+    check_chat_fields(body)  # of no use here, but no excuse for nonsense
     return TextPrompt(fields.prompt, fields.add_special_tokens is not False)
 
 

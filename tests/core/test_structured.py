@@ -93,6 +93,7 @@ def test_the_end_comes_with_the_grammar_whatever_else_was_asked() -> None:
     ],
 )
 def test_what_cannot_be_compiled_is_refused_with_its_field_and_a_short_reason(kind, text) -> None:
+    """B097"""
     with pytest.raises(InvalidValue) as caught:
         COMPILER.compile(Grammar(kind, text, "guided_regex"))
     assert caught.value.param == "guided_regex"

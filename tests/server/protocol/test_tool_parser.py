@@ -94,6 +94,7 @@ def write(kind: str, rng: random.Random) -> tuple[str, str, Calls]:
 
 @pytest.mark.parametrize("kind", ["hermes", "llama", "mistral", "json"])
 def test_every_cut_gives_what_the_whole_text_gives(kind) -> None:
+    """B095"""
     rng = random.Random(kind)
     num_with_calls = 0
     for _ in range(50):

@@ -92,6 +92,7 @@ def told(response):
 
 
 async def test_calls_of_the_model_are_blocks_of_a_message(start_server):
+    """B095"""
     server = await start_server(script=list(TEXT.encode()), tool_format="hermes")
     read = await message(server)
     assert read.message["stop_reason"] == "tool_use"
@@ -107,6 +108,7 @@ async def test_calls_of_the_model_are_blocks_of_a_message(start_server):
 
 
 async def test_calls_of_the_model_are_items_of_a_response(start_server):
+    """B095"""
     server = await start_server(script=list(TEXT.encode()), tool_format="hermes")
     read = await respond(server)
     calls = [("get_weather", ARGUMENTS), ("noop", "{}")]

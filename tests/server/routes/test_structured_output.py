@@ -105,6 +105,7 @@ async def test_logprobs_are_those_of_the_model_and_stop_strings_still_stop(clien
 
 
 async def test_a_grammar_that_cannot_be_compiled_is_that_requests_own_error(client) -> None:
+    """B097"""
     good = client.completions.create(model="dummy", prompt="a", max_tokens=50)
     bad = client.completions.create(model="dummy", prompt="a", extra_body={"guided_regex": "(["})
     fine, refused = await asyncio.gather(good, bad, return_exceptions=True)
@@ -119,7 +120,7 @@ async def test_a_grammar_that_cannot_be_compiled_is_that_requests_own_error(clie
 
 
 async def test_hostile_grammars_hold_up_no_other_stream(start_server) -> None:
-    """Deep nesting, ambiguous and exponential grammars, while another stream's gaps are watched."""
+    """Deep nesting, ambiguous and exponential grammars, while another stream's gaps are watched. B097, B100"""
     server = await start_server(step_time_s=0.005, max_context=4096, num_blocks=600)
     nested: dict[str, object] = {"type": "string"}
     for _ in range(20):

@@ -43,6 +43,7 @@ def calls_of(choice) -> list[tuple[str, str]]:
 
 
 async def test_calls_of_the_model_are_parsed_streamed_and_not(start_server) -> None:
+    """B095"""
     server = await start_server(script=list(TEXT.encode()), tool_format="hermes")
     async with client_of(server) as client:
         whole = (
@@ -225,6 +226,7 @@ async def test_the_strict_clients_take_a_stream_of_calls(start_server) -> None:
 
 
 async def test_turns_with_calls_and_results_go_back_to_the_model(start_server) -> None:
+    """B088"""
     server = await start_server(script=list(b"Fine."))
     call = {"id": "1", "type": "function", "function": {"name": "noop", "arguments": "{}"}}
     turns = [
@@ -252,3 +254,15 @@ async def test_thoughts_stand_beside_the_answer(start_server) -> None:
             thoughts += getattr(chunk.choices[0].delta, "reasoning_content", None) or ""
             answer += chunk.choices[0].delta.content or ""
         assert (thoughts, answer) == ("Hm.", "Yes.")
+
+
+async def test_a_stop_string_within_the_thoughts_ends_the_answer_and_says_so(start_server) -> None:
+    """B029"""
+    server = await start_server(script=list(b"<think>Hm. END of it</think>Yes."), has_thoughts=True)
+    async with client_of(server) as client:
+        cut = await client.chat.completions.create(model="dummy", messages=USER, stop=["END"])
+        message = cut.choices[0].message
+        assert (message.content, message.reasoning_content) == ("", "Hm.")
+        assert cut.choices[0].finish_reason == "stop"
+        whole = await client.chat.completions.create(model="dummy", messages=USER, stop=["x"])
+        assert whole.choices[0].message.content == "Yes."
