@@ -62,6 +62,16 @@ class KVCacheConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     snapshot_max_mib: int = 1024
 
 
+class SpeculativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Tokens that are guessed, and computed in one step if the guess was right. Changes speed, never a token."""
+
+    method: Literal["off", "lookup"] = "lookup"
+    max_tokens: int = 8
+
+
+NO_SPECULATION = SpeculativeConfig(method="off")
+
+
 @dataclass(frozen=True, slots=True)
 class ModelShape:
     """What scheduling and memory planning need to know of a model.

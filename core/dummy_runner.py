@@ -17,13 +17,14 @@ from typing import Any
 
 import numpy as np
 
+from core.batch import Batch
 from core.config import CacheConfig, ModelShape
 from core.errors import InvalidValue
 from core.interfaces import ToolFormat
 from core.outputs import SampledToken, TokenLogprobs
-from core.scheduler import Batch
 from core.sequence import Sequence
 from core.structured.follow import MaskWorker
+from core.verify import verify
 
 _MASK = 2**64 - 1
 _PRINTABLE = range(32, 127)
@@ -57,37 +58,40 @@ class DummyRunner:
     checks_context: bool = False
     num_steps: int = 0
     num_resets: int = 0
+    has_fixed_bits: bool = True
     _slots: list[int] = field(init=False)
     _masks: MaskWorker = field(default_factory=MaskWorker)
 
     def __post_init__(self) -> None:
         self._slots = [0] * self.cache_config.num_tokens
 
-    def run(self, batch: Batch) -> list[int]:
-        """Writes the slots of this step's tokens; returns the last slot of every row as its "logits"."""
+    def run(self, batch: Batch) -> list[list[int]]:
+        """Writes the slots of this step's tokens; returns the last slots of every row as its "logits": one for each
+        token of its draft, and one before."""
         step = self.num_steps
         self.num_steps += 1
         if any(sequence.grammar is not None for sequence in batch.sequences):
-            self._masks.begin([s for s in batch.sequences if not s.is_finished])
+            rows = [(s, draft) for s, _, draft in batch.rows() if not s.is_finished]
+            self._masks.begin([s for s, _ in rows], [draft for _, draft in rows])
         if self.step_time_s:
             time.sleep(self.step_time_s)
         if self.on_run is not None:
             self.on_run(step, batch)
         if step in self.failing_steps:
             raise RuntimeError("the dummy runner was told to fail")
-        rows = zip(batch.sequences, batch.num_scheduled_tokens, strict=True)
-        return [self._write(sequence, count) for sequence, count in rows]
+        return [self._write(*row) for row in batch.rows()]
 
-    def sample(self, batch: Batch, logits: Any) -> list[SampledToken | None]:
+    def sample(self, batch: Batch, logits: Any) -> list[list[SampledToken]]:
         self._masks.finish()
-        rows = zip(batch.sequences, batch.num_scheduled_tokens, logits, strict=True)
-        return [
-            self._sample_row(sequence, state)
-            if not sequence.is_finished
-            and sequence.num_computed_tokens + count == sequence.num_tokens
-            else None
-            for sequence, count, state in rows
-        ]
+        sampled: list[list[SampledToken]] = []
+        for (sequence, count, draft), states in zip(batch.rows(), logits, strict=True):
+            end = sequence.num_computed_tokens + count - len(draft)
+            if sequence.is_finished or end != sequence.num_tokens:
+                sampled.append([])
+                continue
+            drawn = (self._sample_row(sequence, state, i) for i, state in enumerate(states))
+            sampled.append(verify(draft, drawn))
+        return sampled
 
     @property
     def block_bytes(self) -> int:
@@ -108,20 +112,23 @@ class DummyRunner:
         self.num_resets += 1
         self._slots = [0] * self.cache_config.num_tokens
 
-    def _write(self, sequence: Sequence, count: int) -> int:
+    def _write(self, sequence: Sequence, count: int, draft: tuple[int, ...]) -> list[int]:
         size = self.cache_config.block_size
         table, start = sequence.block_ids, sequence.num_computed_tokens
         previous = start - 1
         state = self._slots[table[previous // size] * size + previous % size] if start else 0
-        for position in range(start, start + count):
-            state = _chain(state, sequence.token_ids[position])
+        states = []
+        token_ids = [*sequence.token_ids[start : start + count], *draft]
+        for position, token_id in enumerate(token_ids, start):
+            state = _chain(state, token_id)
             self._slots[table[position // size] * size + position % size] = state
+            states.append(state)
         if sequence.pool is not None:
             ids = sequence.token_ids[start : start + count]
             sequence.pool.add(start, np.eye(_HIDDEN)[[token_id % _HIDDEN for token_id in ids]])
         if self.checks_context:
-            self._check_context(sequence, start + count)
-        return state
+            self._check_context(sequence, start + count - len(draft))
+        return states[-1 - len(draft) :]
 
     def _check_context(self, sequence: Sequence, num_tokens: int) -> None:
         size, state = self.cache_config.block_size, 0
@@ -132,7 +139,8 @@ class DummyRunner:
                 f"position {position} holds the data of another prefix"
             )
 
-    def _sample_row(self, sequence: Sequence, state: int) -> SampledToken:
+    def _sample_row(self, sequence: Sequence, state: int, num_guesses: int) -> SampledToken:
+        """The token behind the sequence and so many tokens of its draft."""
         if self.row_failure is not None and (cause := self.row_failure(sequence)):
             return SampledToken(token_id=0, failure=cause)
         params = sequence.params
@@ -140,26 +148,28 @@ class DummyRunner:
             state = _chain(_chain(state, sequence.seed), sequence.choice_index)
         token_id = drawn = _printable(state)
         if self.script is not None:
-            token_id = self._scripted(sequence)
+            token_id = self._scripted(sequence, num_guesses)
         if params.logit_bias:
             best = max(params.logit_bias, key=params.logit_bias.__getitem__)
             if params.logit_bias[best] >= _STRONG_BIAS:
                 token_id = best
         if sequence.grammar is not None:
-            if sequence.grammar.allowed is None:
+            mask = sequence.grammar.mask_behind(num_guesses)
+            if mask is None:
                 return SampledToken(0, failure="grammar")
-            token_id = _nearest(sequence.grammar.allowed.tolist(), token_id, state)
+            token_id = _nearest(mask.allowed.tolist(), token_id, state)
             return SampledToken(token_id, _logprobs(token_id, params.logprobs))
         ends = (*self.shape.eos_token_ids, *params.stop_token_ids)
-        if sequence.num_output_tokens < params.min_tokens and token_id in ends:
+        num_output = sequence.num_output_tokens + num_guesses
+        if num_output < params.min_tokens and token_id in ends:
             token_id = next(i for i in (drawn, *_PRINTABLE) if i not in ends)
         return SampledToken(token_id, _logprobs(token_id, params.logprobs))
 
-    def _scripted(self, sequence: Sequence) -> int:
+    def _scripted(self, sequence: Sequence, num_guesses: int) -> int:
         if callable(self.script):
             return self.script(sequence)
         assert self.script is not None
-        index = sequence.num_output_tokens
+        index = sequence.num_output_tokens + num_guesses
         return self.script[index] if index < len(self.script) else self.shape.eos_token_ids[0]
 
 

@@ -12,13 +12,19 @@ import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
+from core.admission import check_sequence
 from core.block_pool import BlockPool
 from core.byte_detokenizer import ByteDetokenizer
-from core.config import CacheConfig, EngineConfig, KVCacheConfig, ModelConfig
+from core.config import (
+    NO_SPECULATION,
+    CacheConfig,
+    EngineConfig,
+    KVCacheConfig,
+    ModelConfig,
+    SpeculativeConfig,
+)
 from core.detokenizer import Detokenizer, make_detokenizer
-from core.errors import ContextLengthExceeded, InvalidValue
 from core.generation import Generation, GenerationBuilder
 from core.interfaces import Runner, TextTokenizer
 from core.outputs import FinishReason, OutputError, SampledToken, StepOutput, StepStats
@@ -26,10 +32,12 @@ from core.pinned_prefixes import PinnedPrefixes
 from core.prefix_cache import PrefixCache
 from core.prefix_snapshot import SnapshotFile
 from core.sampling_params import SamplingParams
-from core.scheduler import Batch, Scheduler
+from core.scheduler import Scheduler
 from core.sequence import Sequence
+from core.speculation import make_speculator
 from core.step_report import IDLE, describe, report_step
 from core.update import advance, final_output, finish_pooled
+from core.verify import check_rows
 
 _log = logging.getLogger("noria.engine")
 _step_log = logging.getLogger("noria.step")
@@ -46,7 +54,8 @@ class Engine:
     """Computes sequences step by step.
 
     `max_model_len` is prompt plus output of one sequence; by default the model's context or the whole pool, whichever
-    is smaller, and never more than either. `clock` gives seconds, monotonic.
+    is smaller, and never more than either. `speculative` is heeded where it changes nothing but speed: with a runner
+    of fixed bits. `clock` gives seconds, monotonic.
     """
 
     def __init__(
@@ -56,6 +65,7 @@ class Engine:
         tokenizer: TextTokenizer,
         *,
         max_model_len: int | None = None,
+        speculative: SpeculativeConfig = NO_SPECULATION,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.cache_config: CacheConfig = runner.cache_config
@@ -73,6 +83,9 @@ class Engine:
         )
         self._prefix_cache = prefix_cache
         self.snapshots: SnapshotFile | None = None
+        self._speculator = make_speculator(
+            speculative, config.batch_size, self._scheduler, self.max_model_len, runner
+        )
         self._sequences: dict[str, Sequence] = {}  # all that have not ended
         self._detokenizers: dict[
             str, Detokenizer | ByteDetokenizer
@@ -89,13 +102,20 @@ class Engine:
         engine: EngineConfig | None = None,
         kv_cache: KVCacheConfig | None = None,
         report: Callable[..., None] = lambda *_: None,
+        speculative: SpeculativeConfig | None = None,
     ) -> Engine:
         """Loads a model and returns an engine for it. Raises `ModelRefused` and `ConfigError`."""
         from core.model.loader import load_model  # torch is imported only by those who load a model
 
         engine = engine or EngineConfig()
         loaded = load_model(model, engine, kv_cache or KVCacheConfig(), report)
-        return cls(engine, loaded.runner, loaded.tokenizer, max_model_len=loaded.plan.max_model_len)
+        return cls(
+            engine,
+            loaded.runner,
+            loaded.tokenizer,
+            max_model_len=loaded.plan.max_model_len,
+            speculative=speculative or SpeculativeConfig(),
+        )
 
     @property
     def pins(self) -> PinnedPrefixes | None:
@@ -118,7 +138,7 @@ class Engine:
     def add(self, sequence: Sequence) -> None:
         """Queues a sequence. Raises `ContextLengthExceeded` if not even one token fits behind its prompt, and
         `InvalidValue` for an empty prompt or ids outside the vocabulary."""
-        self._check(sequence)
+        check_sequence(sequence, self.runner.shape.vocab_size, self.max_model_len)
         assert sequence.sequence_id not in self._sequences, "a sequence id was used twice"
         sequence.queued_s = sequence.queued_s or self._clock()
         self._sequences[sequence.sequence_id] = sequence
@@ -179,6 +199,7 @@ class Engine:
             total_prefix_queries=scheduler.total_prefix_queries,
             total_prefix_hits=scheduler.total_prefix_hits,
             total_steps=self._total_steps,
+            **({} if self._speculator is None else self._speculator.totals.as_stats()),
         )
 
     def generate(
@@ -193,7 +214,7 @@ class Engine:
             for prompt, its_params in zip(list[str | list[int]](prompts), each, strict=True)
         ]
         for sequence in sequences:
-            self._check(sequence)
+            check_sequence(sequence, self.runner.shape.vocab_size, self.max_model_len)
         builders = {sequence.sequence_id: GenerationBuilder(sequence) for sequence in sequences}
         for sequence in sequences:
             self.add(sequence)
@@ -219,6 +240,8 @@ class Engine:
         for sequence in self._scheduler.remove_expired(moments_s[0]):
             self._end(sequence, FinishReason.ERROR, error=_QUEUE_TIMEOUT)
         batch = self._scheduler.schedule(moments_s[0])
+        if self._speculator is not None:
+            batch = self._speculator.extend(batch)
         self._report = report_step(batch)
         if not batch.sequences:
             return
@@ -230,7 +253,7 @@ class Engine:
             logits = self.runner.run(batch)
             moments_s.append(self._clock())
             tokens = self.runner.sample(batch, logits)
-            _check_rows(batch, tokens)
+            check_rows(batch, tokens)
         except Exception:
             _log.exception(
                 "a step failed; its %d sequences end with an error", len(batch.sequences)
@@ -238,33 +261,15 @@ class Engine:
             self._fail_running()
             return
         moments_s.append(self._clock())
-        rows = zip(batch.sequences, batch.num_scheduled_tokens, tokens, strict=True)
-        for sequence, count, token in rows:
+        for (sequence, count, draft), gained in zip(batch.rows(), tokens, strict=True):
             if not sequence.is_finished:
-                self._update(sequence, count, token, moments_s[-1])
+                self._update(sequence, count, draft, gained, moments_s[-1])
         self._report = report = self._report.timed([*moments_s, self._clock()])
         self._scheduler.step_budget.observe(
             report.num_prefill_tokens, report.num_decode_tokens, report.duration_s
         )
-
-    def _check(self, sequence: Sequence) -> None:
-        vocab_size, params = self.runner.shape.vocab_size, sequence.params
-        if not sequence.token_ids:
-            raise InvalidValue("The prompt has no tokens.", param="prompt")
-        named = {
-            "prompt": sequence.token_ids,
-            "stop_token_ids": params.stop_token_ids,
-            "logit_bias": params.logit_bias,
-        }
-        for param, token_ids in named.items():
-            if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
-                raise InvalidValue(f"Token ids must be from 0 to {vocab_size - 1}.", param=param)
-        if sequence.num_prompt_tokens >= self.max_model_len:
-            raise ContextLengthExceeded(
-                f"The prompt has {sequence.num_prompt_tokens} tokens; at most {self.max_model_len} fit, "
-                "and one must be left for the answer.",
-                param="prompt",
-            )
+        if self._speculator is not None:
+            self._speculator.observe(batch, tokens, report)
 
     def _script_sequence(self, prompt: str | list[int], params: SamplingParams) -> Sequence:
         token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
@@ -272,21 +277,36 @@ class Engine:
         return Sequence(f"script-{next(self._script_ids)}", token_ids, params, seed=seed)
 
     def _update(
-        self, sequence: Sequence, count: int, token: SampledToken | None, now_s: float
+        self,
+        sequence: Sequence,
+        count: int,
+        draft: tuple[int, ...],
+        gained: list[SampledToken],
+        now_s: float,
     ) -> None:
-        """Takes in what one row computed. An error here ends this sequence and touches no other."""
-        sequence.num_computed_tokens += count
-        if token is None:
-            return
-        if sequence.pool is not None:
-            output = finish_pooled(sequence, token, now_s)
-        else:
-            output = advance(
-                sequence, token, self._detokenizer, self.runner.shape, self.max_model_len, now_s
-            )
-        if output.finish_reason is not None:
-            self._forget(sequence, output.finish_reason)
-        self._outputs.append(output)
+        """Takes in what one row computed. What a draft gained behind an end is dropped. An error here ends this
+        sequence and touches no other."""
+        sequence.num_computed_tokens += count - len(draft)
+        sequence.num_draft_tokens += len(draft)
+        for place, token in enumerate(gained):
+            if place:  # the token before it was guessed, and so computed
+                sequence.num_computed_tokens += 1
+                sequence.num_accepted_tokens += 1
+            if sequence.pool is not None:
+                output = finish_pooled(sequence, token, now_s)
+            else:
+                output = advance(
+                    sequence, token, self._detokenizer, self.runner.shape, self.max_model_len, now_s
+                )
+            if output.finish_reason is not None:
+                if draft:
+                    self._scheduler.settle(sequence)
+                self._forget(sequence, output.finish_reason)
+                self._outputs.append(output)
+                return
+            self._outputs.append(output)
+        if draft:
+            self._scheduler.settle(sequence)
 
     def _detokenizer(self, sequence: Sequence) -> Detokenizer | ByteDetokenizer:
         detokenizer = self._detokenizers.get(sequence.sequence_id)
@@ -314,11 +334,3 @@ class Engine:
         sequence.finish_reason = reason
         self._sequences.pop(sequence.sequence_id, None)
         self._detokenizers.pop(sequence.sequence_id, None)
-
-
-def _check_rows(batch: Batch, tokens: list[Any]) -> None:
-    """A row of an unfinished prefill must not be sampled, and a finished prefill must be (B123)."""
-    rows = zip(batch.sequences, batch.num_scheduled_tokens, tokens, strict=True)
-    for sequence, count, token in rows:
-        is_ready = sequence.num_tokens_to_compute == count and not sequence.is_finished
-        assert (token is not None) == is_ready, "the runner sampled the wrong rows"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
+from core.batch import Batch
 from core.config import CacheConfig, ModelShape
 from core.outputs import SampledToken
-from core.scheduler import Batch
 
 
 class Runner(Protocol):
@@ -15,6 +15,9 @@ class Runner(Protocol):
 
     shape: ModelShape
     cache_config: CacheConfig
+    has_fixed_bits: (
+        bool  # a row's logits have the same bits in every batch, and so drafts change no token
+    )
 
     def run(self, batch: Batch) -> Any:
         """One forward: writes K and V, returns logits (opaque to the engine). An exception ends the whole batch.
@@ -23,9 +26,10 @@ class Runner(Protocol):
         rows may share blocks that this very step fills.
         """
 
-    def sample(self, batch: Batch, logits: Any) -> list[SampledToken | None]:
-        """One entry per sequence of the batch; None for rows that are not ready to sample (unfinished prefill, or
-        finished sequences kept by policy `static`). A failing row is reported in its own entry."""
+    def sample(self, batch: Batch, logits: Any) -> list[list[SampledToken]]:
+        """One entry per sequence of the batch; empty for rows that are not ready to sample (unfinished prefill, or
+        finished sequences kept by policy `static`), one token for the others, and more where a draft was right
+        (`verify`). A failing row is reported in its own entry."""
 
     @property
     def block_bytes(self) -> int:

@@ -56,6 +56,8 @@ class RequestTimings:
     first_token_s: float
     last_token_s: float
     num_preemptions: int
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0  # of those
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,3 +119,7 @@ class StepStats:
     total_prefix_queries: int = 0  # in tokens
     total_prefix_hits: int = 0  # in tokens
     total_steps: int = 0
+    total_drafts: int = 0
+    total_draft_tokens: int = 0
+    total_accepted_tokens: int = 0  # of drafts
+    total_accepted_per_position: tuple[int, ...] = ()  # in the draft

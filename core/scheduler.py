@@ -1,4 +1,4 @@
-"""`Scheduler` and `Batch`: who is computed in the next step, and how far.
+"""`Scheduler`: who is computed in the next step, and how far.
 
 Owns `waiting` and `running`. There is no prefill phase and no decode phase: each sequence has tokens known and tokens
 computed, and a step spends a token budget on closing the gap. Knows blocks and counts, never tensors, text or the model
@@ -10,8 +10,8 @@ runner. Used by `Engine` only, in the step thread. Iteration-level scheduling is
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 
+from core.batch import Batch
 from core.block_pool import BlockPool
 from core.config import CacheConfig, EngineConfig
 from core.pinned_prefixes import PinnedPrefixes
@@ -23,23 +23,6 @@ from core.waiting_queue import WaitingQueue
 
 _MAX_DOUBLINGS = 30
 _log = logging.getLogger("noria.engine")
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """The plan of one step, all that scheduler and runner share. The runner reads sequences, it never edits them.
-
-    For row i the step computes tokens `[num_computed_tokens, num_computed_tokens + num_scheduled_tokens[i])` of
-    `sequences[i]`, whose `block_ids` already cover them. A row whose last known token is among them is sampled.
-    A finished sequence may appear (policy `static`): its last token is computed again and nothing is sampled.
-    """
-
-    sequences: tuple[Sequence, ...]
-    num_scheduled_tokens: tuple[int, ...]
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(self.num_scheduled_tokens)
 
 
 class Scheduler:
@@ -97,6 +80,27 @@ class Scheduler:
         if self.total_preemptions == preemptions_before:
             self._admit(rows, budget, now_s)
         return Batch(tuple(row[0] for row in rows), tuple(row[1] for row in rows))
+
+    def reserve(self, sequence: Sequence, num_tokens: int) -> int:
+        """Blocks for a draft behind the known tokens; returns for how many there is room. At nobody's cost: it takes
+        what a complete plan has left, and `settle` gives back what turned out not to be needed."""
+        missing = self._blocks_for(sequence.num_tokens + num_tokens) - len(sequence.block_ids)
+        missing = min(missing, self._pool.num_available)
+        if missing > 0:
+            sequence.block_ids += self._pool.allocate(missing)
+        return min(num_tokens, len(sequence.block_ids) * self._block_size - sequence.num_tokens)
+
+    def settle(self, sequence: Sequence) -> None:
+        """After a step with a draft: publishes the blocks that accepted tokens filled and recycles those that only
+        rejected ones needed. Their slots in other blocks are written again before anyone reads them."""
+        if self._prefix_cache is not None:
+            self._prefix_cache.publish(sequence, sequence.num_computed_tokens)
+        needed = self._blocks_for(sequence.num_tokens)
+        if len(sequence.block_ids) > needed:
+            surplus = sequence.block_ids[needed:]
+            del sequence.block_ids[needed:]
+            sequence.num_table_cuts += 1
+            self._pool.release(surplus)
 
     def finish(self, sequence: Sequence, *, keeps_seat: bool = False) -> None:
         """Takes a sequence out, wherever it is, and recycles its blocks. Idempotent.
@@ -165,6 +169,7 @@ class Scheduler:
         assert len(self.running) <= self._max_running
         for sequence in self.running:
             assert sequence.num_computed_tokens <= len(sequence.block_ids) * self._block_size
+            assert len(sequence.block_ids) <= self._blocks_for(sequence.num_tokens)
 
     def _plan_running(self) -> tuple[list[tuple[Sequence, int]], int]:
         """Rows for the running sequences, oldest first, and what they leave of the budget.
@@ -230,6 +235,7 @@ class Scheduler:
         self._pool.release(sequence.block_ids)
         sequence.status = SequenceStatus.WAITING
         sequence.num_preemptions += 1
+        sequence.num_table_cuts += 1
         sequence.num_discarded_tokens = sequence.num_computed_tokens
         sequence.num_computed_tokens = 0
         sequence.num_published_blocks = 0

@@ -2,7 +2,7 @@
 
 Owned by the step thread from the moment it is added; nobody else touches it. Invariants:
 `num_prompt_tokens` is stored once and survives preemption; `num_computed_tokens <= num_tokens`;
-`block_ids` is append-only between admission and preemption.
+`block_ids` is append-only between two changes of `num_table_cuts` (a preemption, or a rejected draft).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from core.pooling import MeanPool
 from core.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
+    from core.speculation import Drafting
     from core.structured.follow import GrammarState
 
 
@@ -56,6 +57,10 @@ class Sequence:
 
     num_preemptions: int = 0
     num_discarded_tokens: int = 0  # computed tokens that the last preemption threw away
+    num_table_cuts: int = 0  # how often `block_ids` lost blocks
+    drafting: Drafting | None = None  # what speculation remembers of it
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0  # of those
     queued_s: float = 0.0
     scheduled_s: float = 0.0
     first_token_s: float = 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from core.scheduler import Batch
+from core.batch import Batch
 from core.sequence import Sequence
 
 _PARTS = ("schedule", "run", "sample", "update")
@@ -35,13 +35,14 @@ IDLE = StepReport()
 
 
 def report_step(batch: Batch) -> StepReport:
-    """Counts tokens before the step is computed. A decode is a row with one token to compute behind its prompt."""
+    """Counts tokens before the step is computed. A decode is a row with one token to compute behind its prompt;
+    drafts do not count."""
     if not batch.sequences:
         return IDLE
     num_prefill = num_decode = 0
-    for sequence, count in zip(batch.sequences, batch.num_scheduled_tokens, strict=True):
+    for sequence, count, draft in batch.rows():
         if _is_decode(sequence):
-            num_decode += count
+            num_decode += count - len(draft)
         elif not sequence.is_finished:
             num_prefill += count
     kind = "mixed" if num_prefill and num_decode else "prefill" if num_prefill else "decode"
@@ -50,13 +51,13 @@ def report_step(batch: Batch) -> StepReport:
 
 def describe(batch: Batch) -> str:
     """The batch in words, for the debug log: `2 sequences, 40 tokens: a=1/17 b=39/39` (computed now / known)."""
-    rows = zip(batch.sequences, batch.num_scheduled_tokens, strict=True)
-    shape = " ".join(_describe_row(sequence, count) for sequence, count in rows)
+    shape = " ".join(_describe_row(*row) for row in batch.rows())
     return f"{len(batch.sequences)} sequences, {batch.num_tokens} tokens: {shape}"
 
 
-def _describe_row(sequence: Sequence, count: int) -> str:
+def _describe_row(sequence: Sequence, count: int, draft: tuple[int, ...]) -> str:
     mark = " (finished)" if sequence.is_finished else ""
+    mark += f" (draft of {len(draft)})" if draft else ""
     return f"{sequence.label or sequence.sequence_id}={count}/{sequence.num_tokens}{mark}"
 
 

@@ -160,4 +160,6 @@ def _timings(sequence: Sequence) -> RequestTimings:
         first_token_s=sequence.first_token_s,
         last_token_s=sequence.last_token_s,
         num_preemptions=sequence.num_preemptions,
+        num_draft_tokens=sequence.num_draft_tokens,
+        num_accepted_tokens=sequence.num_accepted_tokens,
     )

@@ -21,6 +21,7 @@ from loadtest import (
     phases,
     policies,
     quality,
+    speculation,
     step,
     sweep,
     tune,
@@ -45,6 +46,7 @@ SUBCOMMANDS: dict[str, tuple[ModuleType, str]] = {
     "phases": (phases, "prefill and decode apart: what a token costs in each"),
     "overhead": (overhead, "processor time of the server itself, per streamed token"),
     "quality": (quality, "perplexity and divergence of quantized weights on a fixed text"),
+    "speculation": (speculation, "the same requests with and without drafts, in turn"),
     "step": (step, "a decode and a prefill step, part by part, beside the machine's limits"),
 }
 

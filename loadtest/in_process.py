@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from core.config import KVCacheConfig, ModelConfig
+from core.config import NO_SPECULATION, KVCacheConfig, ModelConfig
 from core.engine import Engine
 from core.errors import NoriaError
 from core.sampling_params import SamplingParams
@@ -45,6 +45,7 @@ def load_engine(
             msgspec.structs.replace(config.model, name=model),
             msgspec.structs.replace(config.engine, **own),
             kv_cache or config.kv_cache,
+            speculative=NO_SPECULATION,  # so that a step is what it says
         )
     except NoriaError as error:
         raise SystemExit(error.message) from None

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 import orjson
 
-from core.config import EngineConfig, KVCacheConfig, ModelConfig
+from core.config import EngineConfig, KVCacheConfig, ModelConfig, SpeculativeConfig
 from core.errors import ConfigError
 from server.config_file import first_key, parse_yaml, read_text
 from server.config_models import ModelEntry, read_entries
@@ -86,6 +86,7 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model: ModelConfig = ModelConfig()
     engine: EngineConfig = EngineConfig()
     kv_cache: KVCacheConfig = KVCacheConfig()
+    speculative: SpeculativeConfig = SpeculativeConfig()
     vllm: VllmConfig = VllmConfig()
     server: HttpConfig = HttpConfig()
     sse: SseConfig = SseConfig()
@@ -97,6 +98,7 @@ SECTIONS: dict[str, Any] = {
     "model": ModelConfig,
     "engine": EngineConfig,
     "kv_cache": KVCacheConfig,
+    "speculative": SpeculativeConfig,
     "vllm": VllmConfig,
     "server": HttpConfig,
     "sse": SseConfig,

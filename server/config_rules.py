@@ -142,6 +142,8 @@ RULES: dict[str, Rule] = {
     "kv_cache.dtype": one_of("auto", "int8"),
     "kv_cache.snapshot_file": text().or_word(None),
     "kv_cache.snapshot_max_mib": whole(1, 1048576),
+    "speculative.method": one_of("off", "lookup"),
+    "speculative.max_tokens": whole(1, 64),
     "vllm.enabled": switch(),
     "vllm.model": text().or_word(None),
     "vllm.engine_args": Rule(

@@ -210,6 +210,8 @@ class StatsReporter:
         return {
             "preemptions": metrics.total("vllm:num_preemptions"),
             "recomputed_tokens": metrics.total("noria:recomputed_tokens"),
+            "draft_tokens": metrics.total("vllm:spec_decode_num_draft_tokens"),
+            "accepted_draft_tokens": metrics.total("vllm:spec_decode_num_accepted_tokens"),
             "rejections": metrics.sum_of("noria:rejections"),
             "aborts": metrics.total("vllm:request_success", "abort"),
             "failures": metrics.total("vllm:request_success", "error"),

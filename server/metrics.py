@@ -44,12 +44,16 @@ _log = logging.getLogger("noria.metrics")
 _P = ParamSpec("_P")
 
 # Totals that an engine counts from 0 when it is loaded.
-_FOLLOWED = (
-    "vllm:num_preemptions",
-    "noria:recomputed_tokens",
-    "vllm:prefix_cache_queries",
-    "vllm:prefix_cache_hits",
-)
+_FOLLOWED = {
+    "vllm:num_preemptions": "total_preemptions",
+    "noria:recomputed_tokens": "total_recomputed_tokens",
+    "vllm:prefix_cache_queries": "total_prefix_queries",
+    "vllm:prefix_cache_hits": "total_prefix_hits",
+    "vllm:spec_decode_num_drafts": "total_drafts",
+    "vllm:spec_decode_num_draft_tokens": "total_draft_tokens",
+    "vllm:spec_decode_num_accepted_tokens": "total_accepted_tokens",
+}
+_PER_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos"
 # Causes of an error output that mean: never ran.
 _REFUSALS = {"queue_timeout": "queue_timeout", "refused": "too_long"}
 
@@ -134,8 +138,9 @@ class Metrics:
     def watch(self, backend: Backend | None) -> None:
         """None: the model is not loaded, and has no state to show."""
         self._backend = backend
-        for name in _FOLLOWED:
-            self.counter(name).rebase()
+        for name in (*_FOLLOWED, _PER_POSITION):
+            for counter in self._counters[name].values():
+                counter.rebase()
 
     def set_model(self, model: ServedModel) -> None:
         """The model is loaded: its name becomes the label, its context the end of the length buckets."""
@@ -156,10 +161,10 @@ class Metrics:
         self.loop_lag_s = max(self.loop_lag_s, time.monotonic() - delivered_s)
         self._generation_tokens.add(num_new_tokens)
         follow = self.counter
-        follow("vllm:num_preemptions").raise_to(stats.total_preemptions)
-        follow("noria:recomputed_tokens").raise_to(stats.total_recomputed_tokens)
-        follow("vllm:prefix_cache_queries").raise_to(stats.total_prefix_queries)
-        follow("vllm:prefix_cache_hits").raise_to(stats.total_prefix_hits)
+        for name, total in _FOLLOWED.items():
+            follow(name).raise_to(getattr(stats, total))
+        for position, count in enumerate(stats.total_accepted_per_position):
+            follow(_PER_POSITION, str(position)).raise_to(count)
         if stats.step_kind == "idle":
             return
         self.histogram("noria:step_duration_seconds", stats.step_kind).observe(stats.duration_s)

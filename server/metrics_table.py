@@ -39,6 +39,13 @@ COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "vllm:prefix_cache_queries": ("Prompt tokens looked up in the prefix cache", ()),
     "vllm:prefix_cache_hits": ("Prompt tokens found in the prefix cache", ()),
     "vllm:num_preemptions": ("Preemptions", ()),
+    "vllm:spec_decode_num_drafts": ("Drafts that were verified", ()),
+    "vllm:spec_decode_num_draft_tokens": ("Tokens of drafts that were verified", ()),
+    "vllm:spec_decode_num_accepted_tokens": ("Tokens of drafts that were right", ()),
+    "vllm:spec_decode_num_accepted_tokens_per_pos": (
+        "Tokens of drafts that were right, by their place in the draft",
+        ("position",),
+    ),
     "vllm:request_success": ("Finished requests, each counted once", ("finished_reason",)),
     "vllm:corrupted_requests": ("Requests that ended with non-finite logits", ()),
     "vllm:admission_rejections": ("Requests refused before running", ("reason",)),
@@ -113,6 +120,7 @@ KNOWN_LABELS: dict[str, str] = {
     "noria:failures": (
         "step sampling detokenize non_finite template client_gone slow_reader shutdown engine_dead"
     ),
+    "vllm:spec_decode_num_accepted_tokens_per_pos": "0",
     "noria:step_part_seconds": "schedule run sample update deliver",
     "noria:step_duration_seconds": "prefill decode mixed",
     "noria:executor_seconds": "template tokenize",

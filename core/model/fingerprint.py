@@ -13,11 +13,11 @@ from pathlib import Path
 import torch
 
 from core import __version__
+from core.batch import Batch
 from core.config import CacheConfig, ModelShape
 from core.interfaces import Runner
 from core.model.kernels import library_path
 from core.sampling_params import SamplingParams
-from core.scheduler import Batch
 from core.sequence import Sequence
 
 PROBE_TOKENS = 48

@@ -58,35 +58,53 @@ class RowAdjuster:
         self._counts = torch.zeros(64, dtype=torch.float32)  # occurrences in the output
         self._num_seen = 0
 
-    def adjust(self, row: Tensor) -> None:
-        """row: (width,) float32 on any device."""
+    def adjust(self, row: Tensor, draft: tuple[int, ...] = ()) -> None:
+        """row: (width,) float32 on any device. It is the row behind these guesses, taken as part of the output."""
         params = self.sequence.params
         device = row.device
         if has_penalties(params):
             self._count_new_tokens()
+            num_places = len(self._places)
+            for token_id in draft:
+                self._count(token_id, is_output=True)
             self._penalize(row)
+            self._forget(draft, num_places)
         if params.logit_bias:
             row.index_add_(0, self._bias[0].to(device), self._bias[1].to(device))
-        grammar = self.sequence.grammar
-        is_over = grammar is not None and grammar.is_end  # then its end token is all that is left
-        if params.min_tokens > self.sequence.num_output_tokens and not is_over:
+        mask = None
+        if self.sequence.grammar is not None:
+            mask = self.sequence.grammar.mask_behind(len(draft))
+            assert mask is not None
+        is_over = mask is not None and mask.is_end  # then its end token is all that is left
+        if params.min_tokens > self.sequence.num_output_tokens + len(draft) and not is_over:
             row.index_fill_(0, self._banned.to(device), -torch.inf)
-        if grammar is not None:
-            assert grammar.allowed is not None
-            _mask(row, grammar.allowed)
+        if mask is not None:
+            _mask(row, mask.allowed)
 
     def _count_new_tokens(self) -> None:
         token_ids = self.sequence.token_ids
         num_prompt_tokens = self.sequence.num_prompt_tokens
         for position in range(self._num_seen, len(token_ids)):
-            place = self._places.setdefault(token_ids[position], len(self._places))
-            if place == len(self._ids):
-                self._ids = torch.cat([self._ids, torch.zeros_like(self._ids)])
-                self._counts = torch.cat([self._counts, torch.zeros_like(self._counts)])
-            self._ids[place] = token_ids[position]
-            if position >= num_prompt_tokens:
-                self._counts[place] += 1
+            self._count(token_ids[position], is_output=position >= num_prompt_tokens)
         self._num_seen = len(token_ids)
+
+    def _count(self, token_id: int, *, is_output: bool) -> None:
+        place = self._places.setdefault(token_id, len(self._places))
+        if place == len(self._ids):
+            self._ids = torch.cat([self._ids, torch.zeros_like(self._ids)])
+            self._counts = torch.cat([self._counts, torch.zeros_like(self._counts)])
+        self._ids[place] = token_id
+        if is_output:
+            self._counts[place] += 1
+
+    def _forget(self, draft: tuple[int, ...], num_places: int) -> None:
+        """Takes guesses out again; what they alone had brought stood behind the first `num_places`."""
+        for token_id in draft:
+            place = self._places[token_id]
+            self._counts[place] -= 1
+        for token_id in set(draft):
+            if self._places[token_id] >= num_places:
+                del self._places[token_id]
 
     def _penalize(self, row: Tensor) -> None:
         params = self.sequence.params

@@ -7,11 +7,13 @@ step thread, called by the engine in the same thread.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from core.batch import Batch
 from core.config import CacheConfig, ModelShape
 from core.model.attention.layout import CausalModel
 from core.model.kernels import Kernels
@@ -20,9 +22,9 @@ from core.model.sampler import Sampler
 from core.model.step_inputs import StepInputs
 from core.outputs import SampledToken
 from core.sampling_params import SamplingParams
-from core.scheduler import Batch
 from core.sequence import Sequence
 from core.structured.follow import MaskWorker
+from core.verify import verify
 
 WARM_UP_TOKENS = 32
 
@@ -31,7 +33,7 @@ WARM_UP_TOKENS = 32
 class StepLogits:
     """What `run` hands to `sample`: valid until the next `run`."""
 
-    logits: Tensor  # (len(ready), embedding_rows)
+    logits: Tensor  # (len(ready) + number of draft tokens, embedding_rows)
     ready: list[int]  # rows of the batch
 
 
@@ -43,6 +45,7 @@ class ModelRunner:
         self.shape, self.cache_config = shape, cache_config
         self.model = model
         self._compiled: Kernels | None = getattr(model, "compiled", None)
+        self.has_fixed_bits = self._compiled is not None
         self._sampler = Sampler(shape.vocab_size, shape.eos_token_ids)
         self._masks = MaskWorker()
         self._inputs = StepInputs(cache_config, shape.vocab_size, model.device)
@@ -59,7 +62,11 @@ class ModelRunner:
     def run(self, batch: Batch) -> StepLogits:
         """One forward; see `Runner.run`."""
         step = self._inputs.build(batch)
-        self._masks.begin([batch.sequences[row] for row in step.ready])
+        drafts = batch.drafts
+        self._masks.begin(
+            [batch.sequences[row] for row in step.ready],
+            [drafts[row] for row in step.ready] if drafts else None,
+        )
         logits = self.model.forward(
             step.token_ids, step.layout, self.kv_cache.layers, step.logit_rows
         )
@@ -67,17 +74,24 @@ class ModelRunner:
             self._pool(batch, step.layout.row_starts_list)
         return StepLogits(logits, step.ready)
 
-    def sample(self, batch: Batch, logits: StepLogits) -> list[SampledToken | None]:
-        """See `Runner.sample`."""
-        tokens: list[SampledToken | None] = [None] * len(batch.sequences)
+    def sample(self, batch: Batch, logits: StepLogits) -> list[list[SampledToken]]:
+        """See `Runner.sample`. Draws behind every guess at once, each as if the guesses before it were right."""
+        tokens: list[list[SampledToken]] = [[] for _ in batch.sequences]
         if not logits.ready:
             return tokens
-        sequences = [batch.sequences[row] for row in logits.ready]
+        sequences: list[Sequence] = []
+        guesses: list[tuple[int, ...]] = []
+        for row in logits.ready:
+            draft = batch.drafts[row] if batch.drafts else ()
+            for end in range(len(draft) + 1):
+                sequences.append(batch.sequences[row])
+                guesses.append(draft[:end])
         self._masks.finish()
         with torch.inference_mode():
-            sampled = self._sample_rows(logits.logits, sequences)
-        for row, token in zip(logits.ready, sampled, strict=True):
-            tokens[row] = token
+            sampled = iter(self._sample_rows(logits.logits, sequences, guesses))
+        for row in logits.ready:
+            draft = batch.drafts[row] if batch.drafts else ()
+            tokens[row] = verify(draft, list(islice(sampled, len(draft) + 1)))
         return tokens
 
     @property
@@ -115,15 +129,23 @@ class ModelRunner:
                 rows = hidden[start:end].double().cpu().numpy()
                 sequence.pool.add(sequence.num_computed_tokens, rows)
 
-    def _sample_rows(self, logits: Tensor, sequences: list[Sequence]) -> list[SampledToken]:
+    def _sample_rows(
+        self, logits: Tensor, sequences: list[Sequence], guesses: list[tuple[int, ...]]
+    ) -> list[SampledToken]:
         """One C call for the rows whose best token is the whole answer, beside any others; the sampler for the rest."""
-        rest = [row for row, each in enumerate(sequences) if not self._sampler.is_plain(each)]
+        rest = [
+            row
+            for row, sequence in enumerate(sequences)
+            if not self._sampler.is_plain(sequence, len(guesses[row]))
+        ]
         best = self._best_tokens(logits) if len(rest) < len(sequences) else None
         if best is None:
-            return self._sampler.sample(logits, sequences)
+            return self._sampler.sample(logits, sequences, guesses)
         if not rest:
             return best
-        found = self._sampler.sample(logits[rest], [sequences[row] for row in rest])
+        found = self._sampler.sample(
+            logits[rest], [sequences[row] for row in rest], [guesses[row] for row in rest]
+        )
         for row, token in zip(rest, found, strict=True):
             best[row] = token
         return best

@@ -43,38 +43,51 @@ class Sampler:
         self._adjusters: dict[str, RowAdjuster] = {}
         self._scratch = Scratch()
 
-    def is_plain_greedy(self, sequences: list[Sequence]) -> bool:
+    def is_plain_greedy(
+        self, sequences: list[Sequence], guesses: list[tuple[int, ...]] | None = None
+    ) -> bool:
         """Whether the argmax over `vocab_size` logits is the whole answer for all rows. A caller that takes it
         itself has to report rows whose best logit is not finite."""
-        return all(map(self.is_plain, sequences))
+        if guesses is None:
+            return all(map(self.is_plain, sequences))
+        return all(map(self.is_plain, sequences, map(len, guesses)))
 
-    def is_plain(self, sequence: Sequence) -> bool:
+    def is_plain(self, sequence: Sequence, num_guesses: int = 0) -> bool:
         """Whether the best token is the whole answer for this row."""
         return (
             sequence.params.logprobs is None
             and _is_greedy(sequence.params)
-            and not self._is_adjusted(sequence)
+            and not self._is_adjusted(sequence, num_guesses)
         )
 
-    def sample(self, logits: Tensor, sequences: list[Sequence]) -> list[SampledToken]:
+    def sample(
+        self,
+        logits: Tensor,
+        sequences: list[Sequence],
+        guesses: list[tuple[int, ...]] | None = None,
+    ) -> list[SampledToken]:
         """logits: (rows, embedding_rows), any float type, one row per sequence; they are left as they are.
+        guesses: per row the tokens of a draft that it stands behind, as if they were the end of its output.
 
         Never raises for a row: a row with NaN or infinity, or one whose sampling fails, is reported in its entry.
         """
         assert logits.shape[0] == len(sequences)
         assert logits.shape[1] >= self.vocab_size
+        guesses = guesses or [()] * len(sequences)
         try:
-            return self._sample(logits, sequences)
+            return self._sample(logits, sequences, guesses)
         except Exception:
             if len(sequences) == 1:
                 _log.exception("sampling failed for sequence %s", sequences[0].sequence_id)
                 return [SampledToken(-1, failure=SAMPLING)]
             return [
-                self.sample(logits[row : row + 1], [sequence])[0]
+                self.sample(logits[row : row + 1], [sequence], [guesses[row]])[0]
                 for row, sequence in enumerate(sequences)
             ]
 
-    def _sample(self, logits: Tensor, sequences: list[Sequence]) -> list[SampledToken]:
+    def _sample(
+        self, logits: Tensor, sequences: list[Sequence], guesses: list[tuple[int, ...]]
+    ) -> list[SampledToken]:
         if not sequences:
             return []
         raw = self._widen(logits)  # (rows, width)
@@ -82,7 +95,7 @@ class Sampler:
         is_finite = torch.isfinite(
             best
         ).tolist()  # the best is NaN or infinite if any is, -inf if all are
-        if self.is_plain_greedy(sequences):
+        if self.is_plain_greedy(sequences, guesses):
             return [
                 SampledToken(token_id) if ok else SampledToken(-1, failure=NON_FINITE)
                 for token_id, ok in zip(token_ids.tolist(), is_finite, strict=True)
@@ -91,8 +104,8 @@ class Sampler:
         if not all(is_finite):
             is_usable = torch.isfinite(best)
             raw, best = torch.where(is_usable[:, None], raw, 0.0), torch.where(is_usable, best, 0.0)
-        scores, best, token_ids = self._adjust(raw, best, token_ids, sequences, failures)
-        self._draw_rows(scores, best, token_ids, sequences)
+        scores, best, token_ids = self._adjust(raw, best, token_ids, sequences, guesses, failures)
+        self._draw_rows(scores, best, token_ids, sequences, guesses)
         return self._collect(raw, token_ids.tolist(), sequences, failures)
 
     def _widen(self, logits: Tensor) -> Tensor:
@@ -106,11 +119,11 @@ class Sampler:
         wide[:, self.vocab_size :] = -torch.inf
         return wide
 
-    def _is_adjusted(self, sequence: Sequence) -> bool:
+    def _is_adjusted(self, sequence: Sequence, num_guesses: int) -> bool:
         params = sequence.params
         if has_penalties(params) or params.logit_bias or sequence.grammar is not None:
             return True
-        if params.min_tokens <= sequence.num_output_tokens:
+        if params.min_tokens <= sequence.num_output_tokens + num_guesses:
             return False
         return bool(params.stop_token_ids) or not (params.ignore_eos or not self.eos_token_ids)
 
@@ -120,15 +133,22 @@ class Sampler:
         best: Tensor,
         token_ids: Tensor,
         sequences: list[Sequence],
+        guesses: list[tuple[int, ...]],
         failures: list[str | None],
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Penalties, bias and masks on a copy; the best token is looked for again where anything changed."""
-        rows = [row for row, sequence in enumerate(sequences) if self._is_adjusted(sequence)]
+        rows = [
+            row
+            for row, sequence in enumerate(sequences)
+            if self._is_adjusted(sequence, len(guesses[row]))
+        ]
         if not rows:
             return raw, best, token_ids
         scores = self._scratch.take("scores", len(raw), raw.shape[1], raw.device).copy_(raw)
         for row in rows:
-            failures[row] = failures[row] or self._adjust_row(scores[row], sequences[row])
+            failures[row] = failures[row] or self._adjust_row(
+                scores[row], sequences[row], guesses[row]
+            )
         best, token_ids = best_token(scores)
         is_left = torch.isfinite(best)
         left = is_left.tolist()
@@ -145,12 +165,12 @@ class Sampler:
             token_ids,
         )
 
-    def _adjust_row(self, row: Tensor, sequence: Sequence) -> str | None:
+    def _adjust_row(self, row: Tensor, sequence: Sequence, draft: tuple[int, ...]) -> str | None:
         """The cause of its failure, if it fails."""
-        if sequence.grammar is not None and sequence.grammar.allowed is None:
+        if sequence.grammar is not None and sequence.grammar.mask_behind(len(draft)) is None:
             return GRAMMAR
         try:
-            self._adjuster(sequence).adjust(row)
+            self._adjuster(sequence).adjust(row, draft)
         except Exception:
             _log.exception("sampling failed for sequence %s", sequence.sequence_id)
             return SAMPLING
@@ -167,7 +187,12 @@ class Sampler:
         return adjuster
 
     def _draw_rows(
-        self, scores: Tensor, best: Tensor, token_ids: Tensor, sequences: list[Sequence]
+        self,
+        scores: Tensor,
+        best: Tensor,
+        token_ids: Tensor,
+        sequences: list[Sequence],
+        guesses: list[tuple[int, ...]],
     ) -> None:
         """Replaces the best token by a draw in the rows that are not greedy."""
         rows = [row for row, sequence in enumerate(sequences) if not _is_greedy(sequence.params)]
@@ -186,7 +211,10 @@ class Sampler:
         drawn = draw(
             scaled,
             [Filters(s.params.top_k, s.params.top_p, s.params.min_p) for s in chosen],
-            [uniform(s.seed, s.choice_index, s.num_tokens) for s in chosen],
+            [
+                uniform(s.seed, s.choice_index, s.num_tokens + len(guesses[row]))
+                for row, s in zip(rows, chosen, strict=True)
+            ],
             self._scratch,
         )
         token_ids[rows] = drawn

@@ -1,7 +1,7 @@
 """`StepInputs`: a batch of sequences as the flat tensors of one step.
 
-Knows sequences and the layout, no models. Block tables are kept from step to step, because a table only grows between
-admission and preemption. Used by the runner only.
+Knows sequences and the layout, no models. Block tables are kept from step to step, because a table only grows until
+it is cut. Used by the runner only.
 """
 
 from __future__ import annotations
@@ -13,35 +13,36 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from core.batch import Batch
 from core.config import CacheConfig
 from core.model.attention.layout import StepLayout
-from core.scheduler import Batch
 from core.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)
 class StepTensors:
-    """What a forward takes. `ready` are the batch's rows whose logits are wanted, in the order of `logit_rows`."""
+    """What a forward takes. `ready` are the batch's rows whose logits are wanted, in the order of `logit_rows`: of
+    each its last known token and all tokens of its draft."""
 
     token_ids: Tensor  # (num_tokens,) int64
     layout: StepLayout
-    logit_rows: Tensor  # (num_ready,) int64
+    logit_rows: Tensor  # (num_ready + num_draft_tokens,) int64
     ready: list[int]
 
 
 @dataclass(slots=True)
 class _TableRow:
-    """What a row of the block tables holds: the first `count` blocks of this sequence since its last preemption."""
+    """What a row of the block tables holds: the first `count` blocks of this sequence since its table was last cut."""
 
     sequence: Sequence
-    num_preemptions: int
+    num_table_cuts: int
     count: int
     last: int
 
     def is_of(self, sequence: Sequence) -> bool:
         return (
             self.sequence is sequence
-            and self.num_preemptions == sequence.num_preemptions
+            and self.num_table_cuts == sequence.num_table_cuts
             and self.count <= len(sequence.block_ids)
             and (not self.count or sequence.block_ids[self.count - 1] == self.last)
         )
@@ -66,10 +67,9 @@ class StepInputs:
         """The tensors of one step; the layout's tables are overwritten by the next one."""
         ids: list[int] = []
         positions: list[int] = []
-        starts, contexts, ready, logit_rows = [0], [], [], []
-        for i, (sequence, count) in enumerate(
-            zip(batch.sequences, batch.num_scheduled_tokens, strict=True)
-        ):
+        starts, contexts, ready = [0], [], []
+        logit_rows: list[int] = []
+        for i, (sequence, count, draft) in enumerate(batch.rows()):
             first = sequence.num_computed_tokens
             last = first + count
             if count == 1:
@@ -78,11 +78,12 @@ class StepInputs:
             else:
                 ids += sequence.token_ids[first:last]
                 positions += range(first, last)
+            ids += draft
             starts.append(len(positions))
             contexts.append(last)
-            if last == len(sequence.token_ids) and not sequence.is_finished:
+            if last - len(draft) == len(sequence.token_ids) and not sequence.is_finished:
                 ready.append(i)
-                logit_rows.append(len(positions) - 1)
+                logit_rows += range(len(positions) - 1 - len(draft), len(positions))
         assert len(ids) == len(positions) > 0
         assert 0 <= min(ids) <= max(ids) < self._vocab_size, "a token id is out of range"
         tables = self._update_tables(batch.sequences, contexts)
@@ -131,7 +132,7 @@ class StepInputs:
             self._tables[i, known:count] = new
             if not known:
                 self._tables[i, count:] = 0
-            row = _TableRow(sequence, sequence.num_preemptions, count, block_ids[-1])
+            row = _TableRow(sequence, sequence.num_table_cuts, count, block_ids[-1])
             self._rows[i : i + 1] = [row]
         return self._tables[: len(sequences)]
 

@@ -11,6 +11,7 @@ import logging
 import queue
 import threading
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,8 +25,17 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 0.08  # without any progress
 SLOWEST_MASK_S = 0.03  # of processor time
+LOOK_AHEAD_S = 0.004  # of processor time, for the masks behind guesses
 TOO_SLOW = "it takes too long to follow"
 _log = logging.getLogger("noria.engine")
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """What may stand in one place."""
+
+    allowed: NDArray[np.bool_]  # (vocab_size,)
+    is_end: bool  # nothing but an end token
 
 
 class GrammarState:
@@ -33,40 +43,100 @@ class GrammarState:
     and chunking leave it as it is. Belongs to one sequence; touched by the worker between `begin` and `finish`, and by
     the step thread otherwise."""
 
-    __slots__ = ("_compiled", "_mask", "_matcher", "_num_consumed", "allowed", "failure", "is_end")
+    __slots__ = (
+        "_ahead",
+        "_compiled",
+        "_mask",
+        "_matcher",
+        "_num_consumed",
+        "allowed",
+        "failure",
+        "is_end",
+        "may_look_ahead",
+    )
 
     def __init__(self, compiled: CompiledGrammar) -> None:
         self._compiled = compiled
         self._matcher: LLMatcher | None = None
         self._num_consumed = 0
+        self._ahead: list[Mask] = []  # behind one guess, behind two, ...
+        self.may_look_ahead = True
         self._mask: NDArray[np.int32] = np.zeros((compiled.vocab_size + 31) // 32, np.int32)
         self.allowed: NDArray[np.bool_] | None = None  # (vocab_size,), for the next token
         self.is_end = False  # nothing but an end token may follow
         self.failure: str | None = None  # why it can be followed no longer
 
+    def mask_behind(self, num_guesses: int) -> Mask | None:
+        """What may follow the output and so many tokens of the draft; None where that was not found out."""
+        if num_guesses:
+            is_known = num_guesses <= len(self._ahead) and self.may_look_ahead
+            return self._ahead[num_guesses - 1] if is_known else None
+        return None if self.allowed is None else Mask(self.allowed, self.is_end)
+
     def follow(self, token_ids: list[int], num_prompt_tokens: int) -> None:
         """Takes in the new output tokens and sets `allowed`, or `failure`."""
         self.allowed = None
+        self._ahead = []
         if self.failure is not None:
             return
         if self._matcher is None:
-            self._matcher = self._compiled.matcher.deep_copy()
+            self._matcher, self._num_consumed = self._compiled.matcher.deep_copy(), 0
         started_s = time.thread_time()
         matcher = self._matcher
         for token_id in token_ids[num_prompt_tokens + self._num_consumed :]:
             matcher.consume_token(token_id)
         self._num_consumed = len(token_ids) - num_prompt_tokens
-        matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
-        if matcher.is_error():
+        mask = self._next_mask(matcher)
+        if mask is None:
             self.failure = matcher.get_error()[:200]
         elif time.thread_time() - started_s > SLOWEST_MASK_S:
             self.failure = TOO_SLOW
         else:
-            bits = np.unpackbits(self._mask.view(np.uint8), bitorder="little")
-            allowed = bits[: self._compiled.vocab_size].view(np.bool_)
-            ends = allowed[self._compiled.eos_token_ids]
-            self.is_end = np.count_nonzero(allowed) == np.count_nonzero(ends)
-            self.allowed = allowed
+            self.is_end, self.allowed = mask.is_end, mask.allowed
+
+    def _next_mask(self, matcher: LLMatcher) -> Mask | None:
+        matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
+        if matcher.is_error():
+            return None
+        bits = np.unpackbits(self._mask.view(np.uint8), bitorder="little")
+        allowed = bits[: self._compiled.vocab_size].view(np.bool_)
+        ends = allowed[self._compiled.eos_token_ids]
+        return Mask(allowed, bool(np.count_nonzero(allowed) == np.count_nonzero(ends)))
+
+    def look_ahead(self, draft: tuple[int, ...]) -> None:
+        """After `follow`: the masks behind guesses, as far as the grammar allows them. An end token has none."""
+        matcher, following = self._matcher, self.mask_behind(0)
+        if matcher is None or not self.may_look_ahead:
+            return
+        until_s = time.thread_time() + LOOK_AHEAD_S
+        ahead: list[Mask] = []
+        is_broken = False
+        for guess in draft:
+            if following is None or not following.allowed[guess]:
+                break
+            if guess in self._compiled.eos_token_ids or time.thread_time() > until_s:
+                break
+            matcher.consume_token(guess)
+            following = self._next_mask(matcher)
+            if following is None:
+                is_broken = True
+            else:
+                ahead.append(following)
+        if is_broken or (ahead and not matcher.rollback(len(ahead))):
+            self._stop_looking_ahead()
+        self._ahead = ahead
+
+    def give_up(self) -> None:
+        """It is stuck in another thread. What it only looked ahead for is not needed."""
+        if self.allowed is None:
+            self.failure = TOO_SLOW
+        else:
+            self._stop_looking_ahead()
+
+    def _stop_looking_ahead(self) -> None:
+        """For good; and the matcher, which stands somewhere behind a guess, is built again."""
+        self._matcher = None
+        self.may_look_ahead = False
 
 
 class MaskWorker:
@@ -76,9 +146,14 @@ class MaskWorker:
         self._jobs: queue.SimpleQueue[_Job] | None = None
         self._job: _Job | None = None
 
-    def begin(self, sequences: list[Sequence]) -> None:
+    def begin(self, sequences: list[Sequence], drafts: list[tuple[int, ...]] | None = None) -> None:
         """Starts on the next masks of those that have a grammar; nothing else is done for the others."""
-        rows = [(s.grammar, s) for s in sequences if s.grammar is not None]
+        each = drafts or [()] * len(sequences)
+        rows = [
+            (s.grammar, s, draft)
+            for s, draft in zip(sequences, each, strict=True)
+            if s.grammar is not None
+        ]
         self._job = self._start(rows) if rows else None
 
     def finish(self) -> None:
@@ -93,12 +168,12 @@ class MaskWorker:
             job.is_given_up = True
             self._jobs = None  # that thread ends when its call does
             _log.error("a grammar takes too long to follow; its request ends with an error")
-            job.rows[num_done][0].failure = TOO_SLOW
+            job.rows[num_done][0].give_up()
             rest = job.rows[num_done + 1 :]
             self._job = self._start(rest) if rest else None
         self._job = None
 
-    def _start(self, rows: list[tuple[GrammarState, Sequence]]) -> _Job:
+    def _start(self, rows: list[_Row]) -> _Job:
         if self._jobs is None:
             self._jobs = queue.SimpleQueue()
             arguments = (self._jobs,)
@@ -110,10 +185,13 @@ class MaskWorker:
         return job
 
 
+_Row = tuple[GrammarState, "Sequence", tuple[int, ...]]
+
+
 class _Job:
     __slots__ = ("is_done", "is_given_up", "num_done", "rows")
 
-    def __init__(self, rows: list[tuple[GrammarState, Sequence]]) -> None:
+    def __init__(self, rows: list[_Row]) -> None:
         self.rows = rows
         self.num_done = 0
         self.is_given_up = False
@@ -123,9 +201,11 @@ class _Job:
 def _work(jobs: queue.SimpleQueue[_Job]) -> None:
     while True:
         job = jobs.get()
-        for state, sequence in job.rows:
+        for state, sequence, draft in job.rows:
             try:
                 state.follow(sequence.token_ids, sequence.num_prompt_tokens)
+                if draft:
+                    state.look_ahead(draft)
             except Exception:
                 _log.exception("following a grammar failed")
                 state.failure = "it could not be followed"

@@ -89,6 +89,7 @@ def make_load(
             loaded.runner,
             loaded.tokenizer,
             max_model_len=loaded.plan.max_model_len,
+            speculative=config.speculative,
         )
         if config.kv_cache.snapshot_file is not None:
             path = _snapshot_file(config)

@@ -63,6 +63,8 @@ class Timings(Exact):
     tokens_per_second: float | None
     preemptions: int
     cached_tokens: int
+    draft_tokens: int
+    accepted_draft_tokens: int
 
 
 class TokenEvent(Exact):

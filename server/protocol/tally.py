@@ -20,8 +20,10 @@ class Tally:
 
     __slots__ = (
         "_arrival_s",
+        "_num_accepted",
         "_num_cached",
         "_num_choices",
+        "_num_draft",
         "_num_output",
         "_num_preemptions",
         "_num_prompt",
@@ -39,7 +41,7 @@ class Tally:
         self._num_cached = [0] * len(self._num_output)
         self._timings: RequestTimings | None = None  # of the sequence that ended last
         self._started_s = float("inf")
-        self._num_preemptions = 0
+        self._num_preemptions = self._num_draft = self._num_accepted = 0
 
     def observe(self, index: int, output: StepOutput) -> None:
         self._num_output[index] = output.num_output_tokens
@@ -48,6 +50,8 @@ class Tally:
         if timings is not None:
             self._timings = timings
             self._num_preemptions += timings.num_preemptions
+            self._num_draft += timings.num_draft_tokens
+            self._num_accepted += timings.num_accepted_tokens
             if timings.scheduled_s:
                 self._started_s = min(self._started_s, timings.scheduled_s)
 
@@ -80,6 +84,8 @@ class Tally:
         )
         answer["cached_tokens"] = self.num_cached_tokens
         answer["preemptions"] = self._num_preemptions
+        answer["draft_tokens"] = self._num_draft
+        answer["accepted_draft_tokens"] = self._num_accepted
         if times is None or not times.first_token_s:
             return answer
         answer["queue_ms"] = _ms(times.scheduled_s - times.queued_s)

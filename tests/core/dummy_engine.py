@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
 from typing import Any
 
-from core.config import EngineConfig
+from core.config import EngineConfig, SpeculativeConfig
 from core.dummy_runner import ByteTokenizer, DummyRunner, _chain, _printable, make_dummy_runner
 from core.engine import Engine
 from core.outputs import FinishReason, StepOutput
 from core.sampling_params import SamplingParams
 from core.sequence import Sequence
+from core.speculation import _Candidate
+from core.step_costs import StepCosts
 
 RUNNER_KEYS = {"num_blocks", "block_size", "max_context", "script", "eos_token_ids", "vocab_size"}
 
@@ -68,3 +72,72 @@ def end_of(outputs: list[StepOutput], name: str) -> StepOutput:
 
 def reason_of(outputs: list[StepOutput], name: str) -> FinishReason | None:
     return end_of(outputs, name).finish_reason
+
+
+class Clock:
+    """A millisecond from look to look, so that a step takes as long as the tests say."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        self.now_s += 1e-3
+        return self.now_s
+
+    def spend(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+def drafting_engine(max_tokens: int = 8, **options: Any) -> tuple[Engine, DummyRunner]:
+    runner_options = {key: options.pop(key) for key in list(options) if key in RUNNER_KEYS}
+    runner = make_dummy_runner(checks_context=True, **runner_options)
+    engine = Engine(
+        EngineConfig(**options),
+        runner,
+        ByteTokenizer(num_eos=len(runner.shape.eos_token_ids)),
+        speculative=SpeculativeConfig(max_tokens=max_tokens),
+        clock=Clock(),
+    )
+    return engine, runner
+
+
+def guess_with(engine: Engine, guess: Callable[[Sequence, int], list[int]]) -> None:
+    """From now on every decode gets these guesses, whatever they may cost."""
+    speculator = engine._speculator
+    assert speculator is not None
+
+    def find(decodes: list[tuple[int, Sequence]]) -> list[_Candidate]:
+        found = find_candidates(decodes)
+        known = {candidate.row for candidate in found}
+        for row, sequence in decodes:
+            room = min(speculator._max_tokens, speculator._num_left(sequence) - 1)
+            if row not in known and room > 0:
+                found.append(_Candidate(row, sequence, sequence.drafting, 0.5, room))
+        return found
+
+    def decide(candidates: list[_Candidate], costs: StepCosts, num_decodes: int) -> None:
+        for candidate in candidates:
+            candidate.count = candidate.room
+
+    def draft(candidate: _Candidate) -> tuple[int, ...]:
+        ids = tuple(guess(candidate.sequence, candidate.count))[: candidate.count]
+        return ids[: speculator._scheduler.reserve(candidate.sequence, len(ids))]
+
+    find_candidates = speculator._find_candidates
+    speculator._find_candidates = find
+    speculator._decide = decide
+    speculator._draft = draft
+
+
+def continuation(sequence: Sequence, count: int) -> list[int]:
+    """What the dummy runner will say."""
+    return list(solo_text(bytes(sequence.token_ids), count).encode())
+
+
+def partly_right(generator: random.Random) -> Callable[[Sequence, int], list[int]]:
+    def guess(sequence: Sequence, count: int) -> list[int]:
+        ids = continuation(sequence, count)
+        num_right = generator.randint(0, count)
+        return [*ids[:num_right], *(generator.randrange(256) for _ in ids[num_right:])]
+
+    return guess

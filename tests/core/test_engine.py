@@ -158,8 +158,8 @@ def test_an_end_id_that_a_sampler_lets_slip_before_min_tokens_ends_nothing() -> 
         def __getattr__(self, name: str) -> object:
             return getattr(runner, name)
 
-        def sample(self, batch: object, logits: object) -> list[SampledToken | None]:
-            return [token and SampledToken(256) for token in real(batch, logits)]  # type: ignore[arg-type]
+        def sample(self, batch: object, logits: object) -> list[list[SampledToken]]:
+            return [drawn and [SampledToken(256)] for drawn in real(batch, logits)]  # type: ignore[arg-type]
 
     engine.runner = Leaky()  # type: ignore[assignment]
     engine.add(make_sequence("a", "p", 9, min_tokens=3))
@@ -268,8 +268,8 @@ def test_a_runner_that_samples_an_unfinished_prefill_fails_the_step() -> None:
         def __getattr__(self, name: str) -> object:
             return getattr(runner, name)
 
-        def sample(self, batch: object, logits: object) -> list[SampledToken | None]:
-            return [token or SampledToken(65) for token in real(batch, logits)]  # type: ignore[arg-type]
+        def sample(self, batch: object, logits: object) -> list[list[SampledToken]]:
+            return [drawn or [SampledToken(65)] for drawn in real(batch, logits)]  # type: ignore[arg-type]
 
     engine.runner = Hasty()  # type: ignore[assignment]
     engine.add(make_sequence("a", "a longer prompt"))

@@ -1,11 +1,13 @@
-"""Random adds, aborts, failures and steps against a whole engine: 10,000 of them, with every invariant after each."""
+"""Random adds, aborts, failures, drafts and steps against a whole engine: 10,000 of them, with every invariant after
+each."""
 
 from __future__ import annotations
 
 import math
+import random
 from collections import Counter
 
-from dummy_engine import greedy, make_engine, solo_text
+from dummy_engine import drafting_engine, greedy, guess_with, make_engine, partly_right, solo_text
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -28,6 +30,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         order=st.sampled_from(["fcfs", "longest_prefix"]),
         prefix_caching=st.booleans(),
         target_step_ms=st.sampled_from([0.0, 0.0, 1e-6, 1.0]),
+        max_draft=st.sampled_from([0, 0, 1, 4, 9]),
+        seed=st.integers(0, 999),
     )
     def start(
         self,
@@ -39,8 +43,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         order: str,
         prefix_caching: bool,
         target_step_ms: float,
+        max_draft: int,
+        seed: int,
     ) -> None:
-        self.engine, self.runner = make_engine(
+        options = {"max_tokens": max_draft} if max_draft else {}
+        make = drafting_engine if max_draft else make_engine
+        self.engine, self.runner = make(
+            **options,
             num_blocks=num_blocks,
             max_context=BLOCK_SIZE * max(2, num_blocks - num_spare_blocks),
             block_size=BLOCK_SIZE,
@@ -56,6 +65,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.note_admission(sequence),
             start(sequence, *rest),
         )
+        if max_draft:
+            guess_with(self.engine, partly_right(random.Random(seed)))
         self.runner.row_failure = lambda sequence: self.doomed.pop(sequence.sequence_id, None)
         self.scheduler = self.engine._scheduler
         self.doomed: dict[str, str] = {}

@@ -7,10 +7,10 @@ import statistics
 
 from dummy_engine import greedy, make_engine
 
+from core.batch import Batch
 from core.config import EngineConfig
 from core.dummy_runner import ByteTokenizer, make_dummy_runner
 from core.engine import Engine
-from core.scheduler import Batch
 from core.sequence import Sequence
 
 BASE_S, ROW_S, TOKEN_S = 0.008, 0.0005, 0.0004

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import random
 import time
 
 import pytest
+import yaml
 
 from core.config import EngineConfig
 from core.dummy_runner import ByteTokenizer, make_dummy_runner
 from core.engine import Engine
-from loadtest import kv_cache, paging, phases, script_rate, step
+from loadtest import kv_cache, paging, phases, script_rate, speculation, step
 from loadtest.in_process import make_sequence
 from loadtest.limits import Limits
 from loadtest.paging import StepSample
@@ -112,3 +114,17 @@ def test_a_script_keeps_so_many_sequences_running_and_counts_their_tokens() -> N
     elapsed_s = time.perf_counter() - start_s
     assert (most, engine.has_work) == (3, False)
     assert 0.5 * rate < 7 * 16 / elapsed_s <= rate
+
+
+def test_a_pair_with_and_without_drafts_answers_with_the_same_tokens() -> None:
+    plain = make_engine()
+    args = argparse.Namespace(max_tokens=12, temperature=0.5, pairs=2)
+    figures = speculation.measure(plain, speculation.beside(plain), ["abcabcabc", "b"], 2, args)
+    assert (figures["clients"], figures["tokens"]) == (2, 24)
+    assert figures["lowest"] <= figures["ratio"] <= figures["highest"]
+
+
+def test_every_kind_of_work_is_there() -> None:
+    tasks = yaml.safe_load(speculation.TASKS.read_text("utf-8"))
+    assert set(tasks) == {*speculation.COPYING, "chat"}
+    assert all(isinstance(task, str) for each in tasks.values() for task in each)

@@ -6,12 +6,12 @@ import pytest
 import torch
 from tiny_decoders import CONFIGS, build, prompts
 
+from core.batch import Batch
 from core.config import CacheConfig, ModelShape
 from core.model.attention import choose_kernels
 from core.model.runner import ModelRunner
 from core.model.threads import available_cores
 from core.sampling_params import SamplingParams
-from core.scheduler import Batch
 from core.sequence import Sequence, SequenceStatus
 
 BLOCK_SIZE = 4
@@ -36,14 +36,14 @@ def step(runner: ModelRunner, sequences: list[Sequence], counts: list[int]) -> l
     """One step as the engine takes it; the sequences advance."""
     batch = Batch(tuple(sequences), tuple(counts))
     tokens = runner.sample(batch, runner.run(batch))
-    for one, count, token in zip(sequences, counts, tokens, strict=True):
+    for one, count, drawn in zip(sequences, counts, tokens, strict=True):
         one.num_computed_tokens += 0 if one.is_finished else count
-        if token is not None:
+        for token in drawn:
             assert token.failure is None
             one.token_ids.append(token.token_id)
             if len(one.token_ids) > len(one.block_ids) * BLOCK_SIZE:
                 one.block_ids.append(one.block_ids[-1] + 1)
-    return [None if token is None else token.token_id for token in tokens]
+    return [drawn[0].token_id if drawn else None for drawn in tokens]
 
 
 def greedy(theirs, ids: list[int], count: int) -> list[int]:
@@ -74,7 +74,7 @@ def test_a_sequence_that_comes_back_with_other_blocks_is_read_from_them(pair) ->
     (ids,) = prompts(11)
     one = sequence(ids, 0)
     step(runner, [one], [11])
-    one.num_computed_tokens, one.num_preemptions = 0, 1
+    one.num_computed_tokens, one.num_table_cuts = 0, 1
     one.block_ids = [90, 7, 30]
     step(runner, [one], [12])
     step(runner, [one], [1])
@@ -100,7 +100,7 @@ def test_a_row_that_is_not_finite_fails_alone(pair) -> None:
     logits = runner.run(batch)
     with torch.inference_mode():
         logits.logits[0, 3] = torch.nan
-    first, second = runner.sample(batch, logits)
+    (first,), (second,) = runner.sample(batch, logits)
     assert first.failure == "non_finite"
     assert second.failure is None
 
@@ -113,7 +113,7 @@ def test_ids_beyond_the_vocabulary_are_never_chosen(pair) -> None:
     logits = runner.run(batch)
     with torch.inference_mode():
         logits.logits[0, 100:] = 1e9
-    assert runner.sample(batch, logits)[0].token_id < 100
+    assert runner.sample(batch, logits)[0][0].token_id < 100
 
 
 def test_a_token_id_out_of_range_stops_the_step_before_memory_is_read(pair) -> None:

@@ -127,6 +127,8 @@ def test_usage_comes_last_and_only_if_asked_for(kind: str) -> None:
         "tokens_per_second": pytest.approx(16.67),
         "cached_tokens": 2,
         "preemptions": 1,
+        "draft_tokens": 0,
+        "accepted_draft_tokens": 0,
     }
     body = stream(
         make_renderer(kind, include_usage=True, continuous_usage_stats=True), make_outputs(TEXTS)

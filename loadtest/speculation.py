@@ -1,0 +1,129 @@
+"""`python -m loadtest speculation`: the same requests with and without drafts, in turn, without a server.
+
+Both engines share one model and answer with the same tokens, which is checked, so that the ratio is one of times.
+Three kinds of copying (a summary that quotes, a code edit, JSON written again) one at a time; ordinary questions one at
+a time and many at once. Prefill is part of the time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from core.config import EngineConfig, SpeculativeConfig
+from core.engine import Engine
+from core.sampling_params import SamplingParams
+from loadtest.figures import print_table
+from loadtest.in_process import add_engine_arguments, load_engine
+from loadtest.points import emit, held_lock, positive_int
+
+TASKS = Path(__file__).with_name("speculation.yaml")
+COPYING = ("quote", "code", "json")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One pass over the requests of a kind."""
+
+    seconds: float
+    num_tokens: int
+    num_steps: int
+    token_ids: list[list[int]]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_engine_arguments(parser)
+    parser.add_argument("--kinds", nargs="+", default=[*COPYING, "chat"], help="of requests")
+    parser.add_argument("--concurrency", nargs="+", type=positive_int, default=[1])
+    parser.add_argument("--max-tokens", type=positive_int, default=160)
+    parser.add_argument("--temperature", type=float, default=0.0, help="seeded above 0")
+    parser.add_argument("--pairs", type=positive_int, default=5)
+
+
+def main(args: argparse.Namespace) -> int:
+    tasks: dict[str, list[str]] = yaml.safe_load(TASKS.read_text("utf-8"))
+    if unknown := [kind for kind in args.kinds if kind not in tasks]:
+        raise SystemExit(f"no kind of request {', '.join(unknown)}; there are {', '.join(tasks)}.")
+    plain = load_engine(args.model, settings=args.set, prefix_caching=False)
+    rows = []
+    with held_lock(args.lock):
+        for kind in args.kinds:
+            for concurrency in args.concurrency:
+                drafted = beside(plain)
+                line = measure(plain, drafted, tasks[kind], concurrency, args)
+                emit({"kind": "speculation", "label": args.label, "work": kind, **line}, args.out)
+                rows.append([kind, *map(str, line.values())])
+    print_table("with drafts", ["work", *line], rows)
+    return 0
+
+
+def beside(plain: Engine) -> Engine:
+    """The same model in an engine that drafts."""
+    return Engine(
+        EngineConfig(prefix_caching=False),
+        plain.runner,
+        plain.tokenizer,
+        max_model_len=plain.max_model_len,
+        speculative=SpeculativeConfig(),
+    )
+
+
+def measure(
+    plain: Engine,
+    drafted: Engine,
+    tasks: list[str],
+    concurrency: int,
+    args: argparse.Namespace,
+) -> dict[str, Any]:
+    """Figures of `args.pairs` pairs of runs; ratios are of tokens per second, with drafts over without."""
+    prompts = [
+        plain.tokenizer.encode_chat([{"role": "user", "content": task}])
+        for task in tasks * -(-concurrency // len(tasks))
+    ]
+    params = [
+        SamplingParams(max_tokens=args.max_tokens, temperature=args.temperature, seed=i)
+        for i in range(len(prompts))
+    ]
+    ratios, without, with_drafts = [], [], []
+    run(plain, prompts[:1], params[:1], 1)  # the first of anything is slower
+    for _ in range(args.pairs):
+        first = run(plain, prompts, params, concurrency)
+        second = run(drafted, prompts, params, concurrency)
+        assert first.token_ids == second.token_ids, "drafts changed a token"
+        ratios.append(first.seconds / second.seconds)
+        without.append(first)
+        with_drafts.append(second)
+    stats = drafted.stats()
+    accepted = stats.total_accepted_tokens / max(1, stats.total_draft_tokens)
+    return {
+        "clients": concurrency,
+        "temperature": args.temperature,
+        "tokens": without[0].num_tokens,
+        "tokens/s without": round(statistics.median(r.num_tokens / r.seconds for r in without), 1),
+        "tokens/s": round(statistics.median(r.num_tokens / r.seconds for r in with_drafts), 1),
+        "ratio": round(statistics.median(ratios), 3),
+        "lowest": round(min(ratios), 3),
+        "highest": round(max(ratios), 3),
+        "steps saved": f"{1 - with_drafts[-1].num_steps / without[-1].num_steps:.0%}",
+        "accepted": f"{accepted:.0%}",
+    }
+
+
+def run(
+    engine: Engine, prompts: list[list[int]], params: list[SamplingParams], concurrency: int
+) -> Run:
+    """All of them, `concurrency` at once."""
+    steps_before, token_ids = engine.stats().total_steps, []
+    start_s = time.perf_counter()
+    for start in range(0, len(prompts), concurrency):
+        group = slice(start, start + concurrency)
+        token_ids += [g.token_ids for g in engine.generate(prompts[group], params[group])]
+    elapsed_s = time.perf_counter() - start_s
+    num_steps = engine.stats().total_steps - steps_before
+    return Run(elapsed_s, sum(map(len, token_ids)), num_steps, token_ids)
