@@ -172,9 +172,10 @@ class PackedIntegers:
 
 
 def row_bytes(inputs: int) -> int:
-    """What a row of activations takes in 8 bits: its bytes, a shift for each group, a scale and a correction."""
+    """At most what a row of activations takes in 8 bits, whatever the instruction set: two bytes an input, or one and a
+    shift for each group, and then a scale and a correction."""
     groups = -(-inputs // SHIFT_INPUTS)
-    return groups * (SHIFT_INPUTS + 4) + 8
+    return groups * 2 * SHIFT_INPUTS + 64
 
 
 def pack_int8(weight: Int8Weight) -> PackedIntegers:
@@ -199,7 +200,7 @@ def pack_int4(weight: Int4Weight) -> PackedIntegers:
 
 
 class Kernels:
-    """The opened library. `name` is the instruction set in use: avx512bf16, avx512vnni, avx512, avx2 or plain."""
+    """The opened library. `name` is the instruction set in use: amx, avx512bf16, avx512vnni, avx512, avx2 or plain."""
 
     __slots__ = ("_library", "attend", "forward", "greedy", "linear", "name", "write_kv")
 

@@ -70,11 +70,9 @@ static int64_t words_of(const Attention *a) {
     return PAIRS && a->dtype == BF16 ? ceil_div(a->head_dim / 2, 2) * 2 : a->head_dim;
 }
 
-/* The partial results of one segment for all queries of an item, into `part`; meanwhile `next`, a segment ahead, is fetched. `many`: more
-   queries than one group; what is read is then prepared once for all groups. */
-INLINE void segment_of(const Attention *a, const Step *s, Work *w, const Place *place, const Place *next, float *part,
-                       const int dtype, const int pairs, const int many) {
-    int64_t start = place->start, stride = a->head_dim + HEADER, group = a->num_heads / a->num_kv_heads;
+/* Which keys of a segment each query sees; its partial result is empty as yet. */
+static void see_keys(const Attention *a, const Step *s, Work *w, int64_t start, float *part) {
+    int64_t stride = a->head_dim + HEADER, group = a->num_heads / a->num_kv_heads;
     for (int64_t q = 0; q < w->queries; q++) {
         int64_t position = s->positions[w->rows[q / group]];
         w->low[q] = max64(start, a->window ? position - a->window + 1 : 0) - start;
@@ -82,6 +80,21 @@ INLINE void segment_of(const Attention *a, const Step *s, Work *w, const Place *
         part[q * stride] = -INFINITY;
         part[q * stride + 1] = 0;
     }
+}
+
+/* Scores of tiles [t0, t1) to weights; their maximum and sum begin the partial result. Nothing weighs for who sees nothing. */
+INLINE void soften_row(const Attention *a, Work *w, int64_t q, int64_t t0, int64_t t1, float *part, const int pairs) {
+    float *scores = w->scores + q * SEGMENT;
+    if (w->low[q] >= w->high[q]) memset(scores, 0, SEGMENT * sizeof(float));
+    else (pairs ? soften_pairs : soften_floats)(a, scores, (int)t0, (int)t1, (int)w->low[q], (int)w->high[q], part, part + 1);
+}
+
+/* The partial results of one segment for all queries of an item, into `part`; meanwhile `next`, a segment ahead, is fetched. `many`: more
+   queries than one group; what is read is then prepared once for all groups. */
+INLINE void segment_of(const Attention *a, const Step *s, Work *w, const Place *place, const Place *next, float *part,
+                       const int dtype, const int pairs, const int many) {
+    int64_t start = place->start, stride = a->head_dim + HEADER;
+    see_keys(a, s, w, start, part);
     int64_t first = place->low - start, last = place->high - start, t0 = first / VL * VL, t1 = ceil_div(last, VL) * VL, d = 0;
     int64_t words = words_of(a), pace = VL * a->head_dim * width(dtype) / (words / 2);
     if (dtype == INT8) load_scales(a, s, w, place);
@@ -102,10 +115,7 @@ INLINE void segment_of(const Attention *a, const Step *s, Work *w, const Place *
         }
     }
     for (int64_t q = 0; q < w->queries; q++) {
-        if (w->low[q] < w->high[q])
-            (pairs ? soften_pairs : soften_floats)(a, w->scores + q * SEGMENT, (int)t0, (int)t1, (int)w->low[q], (int)w->high[q], part + q * stride, part + q * stride + 1);
-        else
-            memset(w->scores + q * SEGMENT, 0, SEGMENT * sizeof(float));
+        soften_row(a, w, q, t0, t1, part + q * stride, pairs);
         if (dtype == INT8)
             w->value[q] = weigh(w->scores + q * SEGMENT, w->value_scale, t0, t1, w->weights + q * 2 * SEGMENT, w->weights + (q * 2 + 1) * SEGMENT);
     }
@@ -150,7 +160,47 @@ INLINE void segment_of(const Attention *a, const Step *s, Work *w, const Place *
         }
 }
 
+/* Whether both products are made of tiles. */
+INLINE int is_tiled(const Attention *a) {
+#ifdef __AMX_BF16__
+    return a->kept == BF16 && a->dtype == BF16 && a->head_dim % 32 == 0;
+#endif
+    return 0;
+}
+
+#ifdef __AMX_BF16__
+/* segment_of in tiles: of queries by 32 keys, and of weights by 32 elements. Keys that nobody sees weigh nothing. */
+static __attribute__((noinline)) void segment_in_tiles(const Attention *a, const Step *s, Work *w, const Place *place, const Place *next, float *part) {
+    int64_t start = place->start, stride = a->head_dim + HEADER, words = a->head_dim / 2;
+    int64_t t0 = (place->low - start) / 32 * 32, t1 = ceil_div(place->high - start, 32) * 32;
+    see_keys(a, s, w, start, part);
+    for (int64_t t = t0; t < t1; t += 32) {
+        for (int64_t i = t; i < t + 32; i++) fetch_lines(next->keys[i], a->head_dim * 2);
+        for (int64_t c = 0; c < TILES; c++) load_tile(w->tile + c * VL, place->keys, t + c * VL, a->head_dim, BF16, 1);
+        tile_products(w->queries, a->head_dim, w->tile, TILES * VL * 4, w->query, a->head_dim * 2, w->scores + t, SEGMENT * 4);
+    }
+    for (int64_t q = 0; q < w->queries; q++) soften_row(a, w, q, t0, t1, part + q * stride, 1);
+    for (int64_t t = t0; t < t1; t += 2)
+        for (int64_t i = 0; i < a->head_dim; i += 2 * VL) {
+            vf low, high;
+            FETCH(next->values[t] + i * 2);
+            FETCH(next->values[t + 1] + i * 2);
+            zip_pair(place->values, t, i * 2, &low, &high);
+            vstore(w->zipped + t * words + i, low);
+            vstore(w->zipped + t * words + i + VL, high);
+        }
+    for (int64_t d = 0; d < a->head_dim; d += 32)
+        tile_products(w->queries, t1 - t0, w->zipped + t0 * words + d, a->head_dim * 4, (const u16 *)w->scores + t0, SEGMENT * 4, part + HEADER + d, stride * 4);
+}
+#endif
+
 static __attribute__((noinline)) void segment(const Attention *a, const Step *s, Work *w, const Place *place, const Place *next, float *part) {
+#ifdef __AMX_BF16__
+    if (is_tiled(a)) {
+        segment_in_tiles(a, s, w, place, next, part);
+        return;
+    }
+#endif
     if (a->kept == INT8 && w->queries <= GROUP) segment_of(a, s, w, place, next, part, INT8, 0, 0);
     else if (a->kept == INT8) segment_of(a, s, w, place, next, part, INT8, 0, 1);
     else if (a->dtype == BF16 && w->queries <= GROUP) segment_of(a, s, w, place, next, part, BF16, PAIRS, 0);
@@ -210,7 +260,8 @@ static void load_queries(const Attention *a, Work *w, const Plan *plan, const It
         const char *from = query + (row * query_stride + (item->head * group + q % group) * a->head_dim) * size;
         uint32_t *to = w->query + q / GROUP * GROUP * words + q % GROUP;
         w->state[q * (a->head_dim + HEADER)] = -INFINITY;
-        if (a->kept == INT8) w->query_scale[q] = quantize_query(from, a->head_dim, a->dtype, (uint8_t *)to);
+        if (is_tiled(a)) memcpy(w->query + q * a->head_dim / 2, from, a->head_dim * size);
+        else if (a->kept == INT8) w->query_scale[q] = quantize_query(from, a->head_dim, a->dtype, (uint8_t *)to);
         else if (PAIRS && a->dtype == BF16) {
             to[(words - 1) * GROUP] = 0;
             for (int64_t i = 0; i < a->head_dim / 2; i++) memcpy(to + i * GROUP, from + i * 4, 4);

@@ -70,6 +70,6 @@ typedef struct { /* what every instruction set offers */
 extern const Variant noria_plain;
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #define HAS_X86_VARIANTS 1
-extern const Variant noria_avx2, noria_avx512, noria_avx512vnni, noria_avx512bf16;
+extern const Variant noria_avx2, noria_avx512, noria_avx512vnni, noria_avx512bf16, noria_amx;
 #endif
 #endif

@@ -2,7 +2,7 @@
    the number of rows and threads (and exact, in integers): the same bits alone and in a batch. The weights of a block are
    read once from memory and serve all rows; what happens to a finished block of outputs (stored, added to the residual,
    gated) is the caller's word. */
-enum { VECTORS = COLUMNS / VL, MAX_ROWS = VL == 16 ? 12 : VL == 8 ? 3 : 2, ROW_CHUNK = 96, AHEAD = 4096 };
+enum { VECTORS = COLUMNS / VL, MAX_ROWS = VL == 16 ? 12 : VL == 8 ? 3 : 2, MOST_ROWS = 32, ROW_CHUNK = 96, AHEAD = 4096 };
 enum { STORE, ADD, GATE, LOGITS };
 #define STAY_IN_MEMORY __asm__ volatile("" ::: "memory")
 
@@ -13,9 +13,14 @@ INLINE int64_t block_bytes(const Linear *l) {
          : l->kind == INT8 ? COLUMNS * padded(l->inputs) : COLUMNS / 2 * padded(l->inputs);
 }
 
-/* Of one row of x, as the layer reads it: bytes are followed by a shift for each group of them, a scale and a correction. */
+/* Of one row of x, as the layer reads it: bytes are followed by a shift for each group of them, a scale and a correction;
+   for tiles by the low bytes instead, as the high ones are shifted already. */
 INLINE int64_t row_bytes(const Linear *l) {
-    return l->kind < INT8 ? l->inputs * width(l->kind) : padded(l->inputs) + (padded(l->inputs) / SHIFT_INPUTS + 2) * 4;
+    if (l->kind < INT8) return l->inputs * width(l->kind);
+#ifdef __AMX_INT8__
+    return 2 * padded(l->inputs) + LINE;
+#endif
+    return padded(l->inputs) + (padded(l->inputs) / SHIFT_INPUTS + 2) * 4;
 }
 
 /* x in block floating point: whole numbers from -127 to 127, times a power of two for each group of inputs, times one scale.
@@ -23,7 +28,11 @@ INLINE int64_t row_bytes(const Linear *l) {
    as x = integer * 2^shift * scale, its group's sums are to be shifted by 0 to `top`. The scale is NaN where x is not finite.
    Weights are read as w + 128: the correction is what the 128 add to every output's sum. */
 static void quantize_x(const void *x, int64_t n, int dtype, char *out) {
+#ifdef __AMX_INT8__
+    char shifts[4096 * 4], *end = out + 2 * padded(n);
+#else
     char *shifts = out + padded(n), *end = shifts + padded(n) / SHIFT_INPUTS * 4;
+#endif
     float tail[SHIFT_INPUTS] = {0}, most = 0, scale;
     int32_t most_bits, bits, top = 8;
     vf poison = {0};
@@ -51,7 +60,13 @@ static void quantize_x(const void *x, int64_t n, int dtype, char *out) {
         memcpy(shifts + i / SHIFT_INPUTS * 4, &shift, 4);
         UNROLL for (int j = 0; j < SHIFT_INPUTS; j += VL) {
             vi whole = to_nearest((i + SHIFT_INPUTS > n ? vload(tail + j) : get_vector(x, i + j, dtype)) * factor);
+#ifdef __AMX_INT8__
+            vi shifted = whole << shift;
+            bytes b = __builtin_convertvector((vu)(shifted >> 8), bytes), low = __builtin_convertvector((vu)shifted, bytes);
+            memcpy(out + padded(n) + i + j, &low, sizeof low);
+#else
             bytes b = __builtin_convertvector((vu)whole, bytes);
+#endif
             memcpy(out + i + j, &b, sizeof b);
             sum += (vu)whole << shift;
         }
@@ -160,6 +175,43 @@ INLINE void whole_product(const int rows, const Linear *l, int64_t block, const 
     }
 }
 
+#ifdef __AMX_INT8__
+/* The same for up to 16 rows in tiles: the sums of the high bytes and those of the low ones. */
+static __attribute__((noinline)) void whole_tile_product(int64_t rows, const Linear *l, int64_t block, const char *w, const char *x, int64_t x_stride,
+                                                         const char *ahead, int64_t pace, float *out, int kind) {
+    int64_t n = padded(l->inputs);
+    const char *groups = (const char *)l->groups + block * n * 2, *end = x + 2 * n;
+    char tile[SHIFT_INPUTS * COLUMNS] __attribute__((aligned(LINE)));
+    float low[TILE_ROWS * COLUMNS];
+    shape_tiles(rows, rows);
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int64_t k = 0; k < n; k += SHIFT_INPUTS, x += SHIFT_INPUTS, ahead += TILE_ROWS * pace) {
+        if (kind == INT4) w = as_bytes(w, &groups, tile);
+        add_tiles_of_bytes(kind == INT4 ? tile : w, x, x_stride, n);
+        if (kind == INT8) w += SHIFT_INPUTS * COLUMNS;
+        fetch_lines(ahead, TILE_ROWS * pace);
+    }
+    _tile_stored(0, out, COLUMNS * 4);
+    _tile_stored(1, out + TILE_ROWS, COLUMNS * 4);
+    _tile_stored(2, low, COLUMNS * 4);
+    _tile_stored(3, low + TILE_ROWS, COLUMNS * 4);
+    for (int64_t r = 0; r < rows; r++) {
+        float scale;
+        uint32_t correction;
+        memcpy(&scale, end + r * x_stride, 4);
+        memcpy(&correction, end + r * x_stride + 4, 4);
+        UNROLL for (int v = 0; v < VECTORS; v++) {
+            float *to = out + r * COLUMNS + v * VL;
+            vu sum = (uload(to) << 8) + uload(low + r * COLUMNS + v * VL) - correction;
+            vstore(to, __builtin_convertvector((vi)sum, vf) * scale * vload(l->scale + block * COLUMNS + v * VL));
+        }
+    }
+}
+#endif
+
 #define SIGNATURE const Linear *l, int64_t block, const char *w, const char *x, int64_t stride, const char *ahead, int64_t pace, float *out
 #define PRODUCT_OF(n, of, name, kind) \
     static __attribute__((noinline)) void product_##name##_##n(SIGNATURE) { of(n, l, block, w, x, stride, ahead, pace, out, kind); }
@@ -178,6 +230,29 @@ PRODUCT(3)
 #define ALL(d) product_##d##_1, product_##d##_2
 #endif
 static const Product products[4][MAX_ROWS] = {{ALL(bf16)}, {ALL(f32)}, {ALL(int8)}, {ALL(int4)}};
+
+/* How many rows one product takes. Tiles take what they can at once; fewer rows would cost them the same. */
+INLINE int64_t most_rows(const Linear *l) {
+#ifdef __AMX_BF16__
+    if (l->kind >= INT8) return TILE_ROWS;
+    if (l->kind == BF16 && l->inputs % 32 == 0) return 2 * TILE_ROWS;
+#endif
+    return MAX_ROWS;
+}
+
+/* Of `left` rows: 32 as 11, 11, 10 where a product of fewer costs less. */
+INLINE int64_t rows_of_product(int64_t left, int64_t most) { return most == MAX_ROWS ? ceil_div(left, ceil_div(left, most)) : min64(left, most); }
+
+static void multiply(int64_t rows, SIGNATURE, int kind) {
+#ifdef __AMX_BF16__
+    if (kind >= INT8) whole_tile_product(rows, l, block, w, x, stride, ahead, pace, out, kind);
+    else if (most_rows(l) == MAX_ROWS) products[kind][rows - 1](l, block, w, x, stride, ahead, pace, out);
+    else if (rows > TILE_ROWS) tile_product(1, rows, l->inputs, w, COLUMNS * 4, x, stride, ahead, pace, out, COLUMNS * 4);
+    else tile_product(0, rows, l->inputs, w, COLUMNS * 4, x, stride, ahead, pace, out, COLUMNS * 4);
+#else
+    products[kind][rows - 1](l, block, w, x, stride, ahead, pace, out);
+#endif
+}
 
 /* One row's finished outputs [column, column + n) of a block. */
 INLINE void finish_row(float *y, const float *bias, int64_t column, int64_t n, int kind, void *out, int64_t row, int64_t outputs, int dtype) {
@@ -202,24 +277,25 @@ INLINE void finish_row(float *y, const float *bias, int64_t column, int64_t n, i
 /* Called by every thread of a team. x: (rows, inputs) as the layer reads them; the outputs are of `dtype` where they are stored. */
 static void linear_team(const Member *member, const Linear *l, const void *x, int64_t rows, int dtype, int kind, void *out) {
     int64_t blocks = ceil_div(l->outputs, COLUMNS), chunks = ceil_div(rows, ROW_CHUNK), x_stride = row_bytes(l), size = block_bytes(l);
-    char *unpacked = l->kind == INT4 && rows > MAX_ROWS ? aligned_alloc(LINE, padded(l->inputs) * COLUMNS) : 0;
+    int64_t most = most_rows(l);
+    char *unpacked = l->kind == INT4 && rows > most ? aligned_alloc(LINE, padded(l->inputs) * COLUMNS) : 0;
     FOR_TEAM(member, item, blocks * chunks) {
         int64_t block = item / chunks, first = item % chunks * ROW_CHUNK, last = min64(first + ROW_CHUNK, rows), n;
         const char *w = (const char *)l->weight + block * size, *next = w + size, *ahead = w + AHEAD;
-        int64_t pace = last - first > MAX_ROWS ? 64 : 128; /* all of it in one pass, or half of the next block in each of two */
+        int64_t pace = last - first > most ? 64 : 128; /* all of it in one pass, or half of the next block in each of two */
         int weight_kind = (int)l->kind;
         if (pace == 64) ahead = next;
         if (weight_kind == INT4) pace /= 2;
-        if (weight_kind == INT4 && last - first > MAX_ROWS) { /* unpacked once, and not by each pass */
+        if (weight_kind == INT4 && last - first > most) { /* unpacked once, and not by each pass */
             const char *groups = (const char *)l->groups + block * padded(l->inputs) * 2;
             for (int64_t i = 0; i < padded(l->inputs); i += SHIFT_INPUTS) w = as_bytes(w, &groups, unpacked + i * COLUMNS);
             w = unpacked;
             weight_kind = INT8;
         }
         for (int64_t row = first; row < last; row += n, ahead += size / 2) {
-            n = ceil_div(last - row, ceil_div(last - row, MAX_ROWS)); /* 32 rows as 11, 11, 10 */
-            float y[MAX_ROWS * COLUMNS];
-            products[weight_kind][n - 1](l, block, w, (const char *)x + row * x_stride, x_stride, ahead, pace, y);
+            n = rows_of_product(last - row, most);
+            float y[MOST_ROWS * COLUMNS] __attribute__((aligned(LINE)));
+            multiply(n, l, block, w, (const char *)x + row * x_stride, x_stride, ahead, pace, y, weight_kind);
             for (int64_t r = 0; r < n; r++)
                 finish_row(y + r * COLUMNS, l->bias, block * COLUMNS, min64(COLUMNS, l->outputs - block * COLUMNS), kind, out, row + r, l->outputs, dtype);
         }
@@ -238,7 +314,7 @@ static const void *rows_for(const Member *member, const Linear *l, const void *x
 
 static void linear(const Linear *l, const void *x, int64_t rows, int64_t dtype, void *out) {
     Team team = {0};
-    char *room = l->kind < INT8 ? 0 : malloc(rows * row_bytes(l));
+    char *room = l->kind < INT8 ? 0 : aligned_alloc(LINE, ceil_div(rows * row_bytes(l), LINE) * LINE);
 #pragma omp parallel num_threads(num_threads())
     {
         Member member = join_team(&team);

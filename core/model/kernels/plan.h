@@ -4,7 +4,12 @@
    neighbours, and each stretch of whole segments that several of them hold in common becomes one item for all their rows
    (after Zheng et al., SGLang, 2024, and Juravsky et al., Hydragen, 2024). Long contexts are split by segments where there
    are too few items for the threads. Either way a row's partial results are kept, and merged in order of segments. */
-enum { MAX_QUERIES = 48, MIN_SPLIT = 2, HEADER = 16 }; /* HEADER: floats before the values of a partial result */
+#ifdef __AMX_BF16__
+enum { MAX_QUERIES = 96 };
+#else
+enum { MAX_QUERIES = 48 };
+#endif
+enum { MIN_SPLIT = 2, HEADER = 16 }; /* HEADER: floats before the values of a partial result */
 
 static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }

@@ -3,6 +3,7 @@
 #include "vector.h"
 #include "team.h"
 #include "plan.h"
+#include "amx.h"
 #include "attention_tiles.h"
 #include "attention_int8.h"
 #include "attention.h"

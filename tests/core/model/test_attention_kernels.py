@@ -40,7 +40,7 @@ def compute_dtype(cache_dtype: torch.dtype) -> torch.dtype:
     return torch.bfloat16 if cache_dtype == torch.int8 else cache_dtype
 
 
-@pytest.fixture(params=["", "avx512", "avx2", "plain"])
+@pytest.fixture(params=["", "avx512bf16", "avx512", "avx2", "plain"])
 def variant(request: pytest.FixtureRequest):
     """The kernels in one instruction set; the best one again afterwards."""
     if KERNELS is None:

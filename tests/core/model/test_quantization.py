@@ -22,7 +22,7 @@ from core.model.loader import load_model, plan_only
 from core.model.quantization import quantize_int4, quantize_int8
 
 KERNELS = load()
-VARIANTS = ["avx512bf16", "avx512vnni", "avx512", "avx2", "plain"]
+VARIANTS = ["amx", "avx512bf16", "avx512vnni", "avx512", "avx2", "plain"]
 
 
 @pytest.fixture(params=VARIANTS)
