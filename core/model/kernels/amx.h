@@ -1,14 +1,23 @@
 /* Products of tiles (AMX): 16 rows of 64 bytes times 16 columns, one instruction. What row and column give is a sum in one order,
    whatever else the tiles hold, as everywhere in these kernels. */
 #ifdef __AMX_BF16__
-enum { TILES_OF_ROWS = 1, TILE_ROWS = 16, TILE_BYTES = 64 };
+enum { TILE_ROWS = 16, TILE_BYTES = 64 };
+
+static __thread int64_t tile_shapes; /* as this thread has set them; 0: unknown */
+
+/* Who takes part in a step begins without knowledge of what others did to its tiles, and leaves none behind. */
+INLINE void forget_shapes(void) { tile_shapes = 0; }
+INLINE void release_tiles(void) { _tile_release(); }
 
 /* Tiles 0, 1 and 4 take `upper` rows, 2, 3 and 5 take `lower`; 6 and 7 are for weights, keys or values, and whole. */
 INLINE void shape_tiles(int64_t upper, int64_t lower) {
     struct { uint8_t palette, start, none[14]; uint16_t bytes[16]; uint8_t rows[16]; } shapes = {.palette = 1};
+    lower = max64(lower, 1);
+    if (tile_shapes == upper * 32 + lower) return;
+    tile_shapes = upper * 32 + lower;
     for (int i = 0; i < 8; i++) {
         shapes.bytes[i] = TILE_BYTES;
-        shapes.rows[i] = (uint8_t)(i > 5 ? TILE_ROWS : i == 2 || i == 3 || i == 5 ? max64(lower, 1) : upper);
+        shapes.rows[i] = (uint8_t)(i > 5 ? TILE_ROWS : i == 2 || i == 3 || i == 5 ? lower : upper);
     }
     _tile_loadconfig(&shapes);
 }
@@ -56,6 +65,48 @@ INLINE void tile_products(int64_t rows, int64_t depth, const void *w, int64_t w_
     }
 }
 
+/* The scores of up to 16 queries for 64 keys, whose rows are read where they lie: keys by queries, 16 floats a key. columns: the
+   queries' pairs side by side. */
+INLINE void score_keys(const char *const keys[4], int64_t head_dim, const uint32_t *columns, float *out) {
+    shape_tiles(TILE_ROWS, TILE_ROWS);
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int64_t i = 0; i < head_dim; i += 32) {
+        _tile_loadd(6, columns + i / 2 * TILE_ROWS, TILE_BYTES);
+        _tile_loadd(4, keys[0] + i * 2, head_dim * 2);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(5, keys[1] + i * 2, head_dim * 2);
+        _tile_dpbf16ps(1, 5, 6);
+        _tile_loadd(4, keys[2] + i * 2, head_dim * 2);
+        _tile_dpbf16ps(2, 4, 6);
+        _tile_loadd(5, keys[3] + i * 2, head_dim * 2);
+        _tile_dpbf16ps(3, 5, 6);
+    }
+    _tile_stored(0, out, TILE_BYTES);
+    _tile_stored(1, out + 16 * TILE_ROWS, TILE_BYTES);
+    _tile_stored(2, out + 32 * TILE_ROWS, TILE_BYTES);
+    _tile_stored(3, out + 48 * TILE_ROWS, TILE_BYTES);
+}
+
+/* 16 keys by 4 queries, of rows of 16, as 4 rows of 16 keys. */
+INLINE void four_queries(const float *from, float *to, int64_t stride) {
+    __m512 rows[4];
+    UNROLL for (int j = 0; j < 4; j++) {
+        rows[j] = _mm512_castps128_ps512(_mm_loadu_ps(from + j * 16));
+        rows[j] = _mm512_mask_broadcast_f32x4(rows[j], 0x00f0, _mm_loadu_ps(from + (4 + j) * 16));
+        rows[j] = _mm512_mask_broadcast_f32x4(rows[j], 0x0f00, _mm_loadu_ps(from + (8 + j) * 16));
+        rows[j] = _mm512_mask_broadcast_f32x4(rows[j], 0xf000, _mm_loadu_ps(from + (12 + j) * 16));
+    }
+    __m512 a = _mm512_unpacklo_ps(rows[0], rows[1]), b = _mm512_unpackhi_ps(rows[0], rows[1]);
+    __m512 c = _mm512_unpacklo_ps(rows[2], rows[3]), d = _mm512_unpackhi_ps(rows[2], rows[3]);
+    _mm512_storeu_ps(to, _mm512_shuffle_ps(a, c, 0x44));
+    _mm512_storeu_ps(to + stride, _mm512_shuffle_ps(a, c, 0xee));
+    _mm512_storeu_ps(to + 2 * stride, _mm512_shuffle_ps(b, d, 0x44));
+    _mm512_storeu_ps(to + 3 * stride, _mm512_shuffle_ps(b, d, 0xee));
+}
+
 /* 64 inputs of up to 16 rows, their high bytes and their low ones, onto the sums of a block. */
 INLINE void add_tiles_of_bytes(const char *w, const char *x, int64_t x_stride, int64_t to_low) {
     _tile_loadd(6, w, COLUMNS * 4);
@@ -67,4 +118,7 @@ INLINE void add_tiles_of_bytes(const char *w, const char *x, int64_t x_stride, i
     _tile_dpbuud(2, 5, 6);
     _tile_dpbuud(3, 5, 7);
 }
+#else
+INLINE void forget_shapes(void) {}
+INLINE void release_tiles(void) {}
 #endif

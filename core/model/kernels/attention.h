@@ -14,7 +14,7 @@ typedef struct { /* where the rows of one segment of an item lie: those of posit
 
 typedef struct { /* one thread's memory; a state is (maximum in powers of two, sum, ..., values[head_dim]) per query */
     float *scores, *part, *state, *tile, *zipped;
-    uint32_t *query;
+    uint32_t *query, *columns; /* columns: of 16 queries, for tiles */
     uint8_t *weights; /* of bytes: high ones, then low ones, per query */
     float *query_scale, *value, key_scale[SEGMENT], value_scale[SEGMENT];
     Place places[2];
@@ -169,16 +169,45 @@ INLINE int is_tiled(const Attention *a) {
 }
 
 #ifdef __AMX_BF16__
-/* segment_of in tiles: of queries by 32 keys, and of weights by 32 elements. Keys that nobody sees weigh nothing. */
-static __attribute__((noinline)) void segment_in_tiles(const Attention *a, const Step *s, Work *w, const Place *place, const Place *next, float *part) {
-    int64_t start = place->start, stride = a->head_dim + HEADER, words = a->head_dim / 2;
-    int64_t t0 = (place->low - start) / 32 * 32, t1 = ceil_div(place->high - start, 32) * 32;
-    see_keys(a, s, w, start, part);
+/* Where 16 rows of keys from t on lie one after the other: in place, or copied to `room`. Rows that nobody sees may hold anything. */
+INLINE const char *sixteen_keys(const Attention *a, const Step *s, const Place *place, int64_t t, char *room) {
+    int64_t row = a->head_dim * 2, at = min64(max64(t, place->low - place->start), place->high - place->start - 1);
+    if (s->block_size % TILE_ROWS == 0) return place->keys[at] - (at - t) * row;
+    for (int64_t i = 0; i < TILE_ROWS; i++) memcpy(room + i * row, place->keys[t + i], row);
+    return room;
+}
+
+/* Scores of up to 16 queries, keys by queries first: a product's factors can change places, the sum is the same. */
+INLINE void score_few(const Attention *a, const Step *s, Work *w, const Place *place, const Place *next, int64_t t0, int64_t t1) {
+    float scores[64 * TILE_ROWS] __attribute__((aligned(LINE)));
+    for (int64_t t = t0; t < t1; t += 64) {
+        const char *keys[4];
+        for (int64_t i = 0; i < 4; i++)
+            keys[i] = t + i * TILE_ROWS < t1 ? sixteen_keys(a, s, place, t + i * TILE_ROWS, (char *)w->tile + i * TILE_ROWS * a->head_dim * 2) : keys[0];
+        score_keys(keys, a->head_dim, w->columns, scores);
+        for (int64_t i = t; i < min64(t + 64, t1); i += VL) {
+            for (int64_t k = i; k < i + VL; k++) fetch_lines(next->keys[k], a->head_dim * 2);
+            for (int64_t q = 0; q < w->queries; q += 4) four_queries(scores + (i - t) * TILE_ROWS + q, w->scores + q * SEGMENT + i, SEGMENT);
+        }
+    }
+}
+
+/* Scores of many: queries by keys, which are turned about once for all. */
+INLINE void score_many(const Attention *a, Work *w, const Place *place, const Place *next, int64_t t0, int64_t t1) {
     for (int64_t t = t0; t < t1; t += 32) {
         for (int64_t i = t; i < t + 32; i++) fetch_lines(next->keys[i], a->head_dim * 2);
         for (int64_t c = 0; c < TILES; c++) load_tile(w->tile + c * VL, place->keys, t + c * VL, a->head_dim, BF16, 1);
         tile_products(w->queries, a->head_dim, w->tile, TILES * VL * 4, w->query, a->head_dim * 2, w->scores + t, SEGMENT * 4);
     }
+}
+
+/* segment_of in tiles: of queries by 32 keys, and of weights by 32 elements. Keys that nobody sees weigh nothing. */
+static __attribute__((noinline)) void segment_in_tiles(const Attention *a, const Step *s, Work *w, const Place *place, const Place *next, float *part) {
+    int64_t start = place->start, stride = a->head_dim + HEADER, words = a->head_dim / 2;
+    int64_t t0 = (place->low - start) / 32 * 32, t1 = ceil_div(place->high - start, 32) * 32;
+    see_keys(a, s, w, start, part);
+    if (w->queries <= TILE_ROWS) score_few(a, s, w, place, next, t0, t1);
+    else score_many(a, w, place, next, t0, t1);
     for (int64_t q = 0; q < w->queries; q++) soften_row(a, w, q, t0, t1, part + q * stride, 1);
     for (int64_t t = t0; t < t1; t += 2)
         for (int64_t i = 0; i < a->head_dim; i += 2 * VL) {
@@ -260,7 +289,10 @@ static void load_queries(const Attention *a, Work *w, const Plan *plan, const It
         const char *from = query + (row * query_stride + (item->head * group + q % group) * a->head_dim) * size;
         uint32_t *to = w->query + q / GROUP * GROUP * words + q % GROUP;
         w->state[q * (a->head_dim + HEADER)] = -INFINITY;
-        if (is_tiled(a)) memcpy(w->query + q * a->head_dim / 2, from, a->head_dim * size);
+        if (is_tiled(a)) {
+            memcpy(w->query + q * a->head_dim / 2, from, a->head_dim * size);
+            for (int64_t i = 0; i < a->head_dim / 2 && w->queries <= 16; i++) memcpy(w->columns + i * 16 + q, from + i * 4, 4);
+        }
         else if (a->kept == INT8) w->query_scale[q] = quantize_query(from, a->head_dim, a->dtype, (uint8_t *)to);
         else if (PAIRS && a->dtype == BF16) {
             to[(words - 1) * GROUP] = 0;
@@ -332,7 +364,7 @@ static void attend_items(const Attention *a, const Step *s, Work *w, const Plan 
 static void attend_team(const Member *member, const Attention *a, const Step *s, const Plan *plan, int64_t layer, const void *query, int64_t query_stride, void *out) {
     int64_t most = max64(MAX_QUERIES, a->num_heads / a->num_kv_heads), stride = a->head_dim + HEADER;
     Work *w = malloc(sizeof(Work));
-    int64_t floats = most * (SEGMENT + SEGMENT / 2 + 2 * stride + 2) + (most + GROUP) * (a->head_dim + 1) + (a->head_dim + 2) * VL * TILES + SEGMENT / 2 * a->head_dim;
+    int64_t floats = 16 * a->head_dim + most * (SEGMENT + SEGMENT / 2 + 2 * stride + 2) + (most + GROUP) * (a->head_dim + 1) + (a->head_dim + 2) * VL * TILES + SEGMENT / 2 * a->head_dim;
     float *memory = aligned_alloc(LINE, ceil_div(floats * sizeof(float), LINE) * LINE);
     w->scores = memory;
     w->part = w->scores + most * SEGMENT;
@@ -343,6 +375,7 @@ static void attend_team(const Member *member, const Attention *a, const Step *s,
     w->query_scale = (float *)w->query + (most + GROUP) * (a->head_dim + 1);
     w->value = w->query_scale + most;
     w->weights = (uint8_t *)(w->value + most);
+    w->columns = (uint32_t *)(w->weights + most * 2 * SEGMENT);
     attend_items(a, s, w, plan, plan->next + layer, query, query_stride, out);
     wait_for_team(member);
     if (plan->num_merges) {
@@ -359,7 +392,9 @@ static void attend(const Attention *a, const Step *s, const void *query, int64_t
 #pragma omp parallel num_threads(num_threads())
     {
         Member member = join_team(&team);
+        forget_shapes();
         attend_team(&member, a, s, &plan, 0, query, query_stride, out);
+        release_tiles();
     }
     free_plan(plan);
 }

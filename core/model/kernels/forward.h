@@ -87,6 +87,7 @@ static void forward(const Model *m, const Step *s, const Scratch *b) {
     {
         Member member = join_team(&team), *me = &member;
         begin_marks(me, b->seconds);
+        forget_shapes();
         FOR_TEAM(me, t, n) embed(m, s->token_ids[t], b->residual + t * m->hidden);
         wait_for_team(me);
         const void *x;
@@ -114,6 +115,7 @@ static void forward(const Model *m, const Step *s, const Scratch *b) {
         mark(me, PART_NORM);
         linear_team(me, &m->head, x, s->num_logit_rows, m->dtype, LOGITS, b->logits);
         mark(me, PART_HEAD);
+        release_tiles();
     }
     free_plan(plan);
 }

@@ -318,7 +318,9 @@ static void linear(const Linear *l, const void *x, int64_t rows, int64_t dtype, 
 #pragma omp parallel num_threads(num_threads())
     {
         Member member = join_team(&team);
+        forget_shapes();
         linear_team(&member, l, rows_for(&member, l, x, rows, dtype, room), rows, dtype, STORE, out);
+        release_tiles();
     }
     free(room);
 }

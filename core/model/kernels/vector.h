@@ -78,6 +78,11 @@ INLINE vf get_vector(const void *p, int64_t i, int dtype) {
 
 INLINE void put_vector(void *p, int64_t i, vf x, int dtype) {
     if (dtype == F32) { vstore((float *)p + i, x); return; }
+#ifdef __AVX512BF16__
+    __m256i narrow = (__m256i)_mm512_cvtneps_pbh((__m512)x); /* what is below the normal numbers becomes 0 */
+    memcpy((u16 *)p + i, &narrow, sizeof narrow);
+    return;
+#endif
     vu u = (vu)x, rounded = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
     halves h = __builtin_convertvector((vu)select_if(x == x, (vf)rounded, (vf)((u >> 16) | 64)), halves);
     memcpy((u16 *)p + i, &h, sizeof h);
