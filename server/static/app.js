@@ -21,6 +21,7 @@ let models = [];
 let running = null; // of the answer that streams: {controller, conversation}
 let frame = 0;
 
+const MAX_TITLE = 60;
 const prompt = byId("prompt");
 const panels = new Panels((name) => (name === "server" ? serverView.draw() : showSettings()));
 const serverView = new ServerView(byId("server-view"));
@@ -81,9 +82,16 @@ function exportOne(id) {
 
 // --- answers ---
 
+/** The first line, cut between words. */
+function titleOf(text) {
+  const line = text.trim().split("\n")[0];
+  if (line.length <= MAX_TITLE) return line;
+  return `${line.slice(0, MAX_TITLE).replace(/\s+\S*$/, "")}…`;
+}
+
 function send(text) {
   if (running || state.phase !== "ready" || !text.trim()) return false;
-  conversation.title ||= text.trim().split("\n")[0].slice(0, 60);
+  conversation.title ||= titleOf(text);
   conversation.messages.push({ role: "user", content: text.trim() });
   answer();
   return true;
