@@ -21,7 +21,7 @@ from loadtest import (
     phases,
     policies,
     quality,
-    sharing,
+    several_models,
     speculation,
     step,
     sweep,
@@ -48,10 +48,7 @@ SUBCOMMANDS: dict[str, tuple[ModuleType, str]] = {
     "overhead": (overhead, "processor time of the server itself, per streamed token"),
     "quality": (quality, "perplexity and divergence of quantized weights on a fixed text"),
     "speculation": (speculation, "the same requests with and without drafts, in turn"),
-    "sharing": (
-        sharing,
-        "prompt tokens that shared prefixes save, and engine.order under pressure",
-    ),
+    "models": (several_models, "three models under a memory budget for two"),
     "step": (step, "a decode and a prefill step, part by part, beside the machine's limits"),
 }
 
