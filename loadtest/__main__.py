@@ -22,6 +22,7 @@ from loadtest import (
     policies,
     quality,
     several_models,
+    sharing,
     speculation,
     step,
     sweep,
@@ -48,6 +49,10 @@ SUBCOMMANDS: dict[str, tuple[ModuleType, str]] = {
     "overhead": (overhead, "processor time of the server itself, per streamed token"),
     "quality": (quality, "perplexity and divergence of quantized weights on a fixed text"),
     "speculation": (speculation, "the same requests with and without drafts, in turn"),
+    "sharing": (
+        sharing,
+        "prompt tokens that shared prefixes save, and engine.order under pressure",
+    ),
     "models": (several_models, "three models under a memory budget for two"),
     "step": (step, "a decode and a prefill step, part by part, beside the machine's limits"),
 }

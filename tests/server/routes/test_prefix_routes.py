@@ -63,6 +63,7 @@ async def test_a_pinned_prefix_is_warm_for_the_first_request_and_after_a_flood(s
 async def test_unpinning_gives_the_blocks_back(start_server):
     server = await start_server(SETTINGS)
     made = await post(server, {"prompt": SYSTEM})
+    assert (await listed(server))["pinned_tokens"] == 48
     assert server.stats().num_blocks_used == 3
     path = f"/admin/prefixes/{made['id']}"
     response = await server.client.delete(path, headers=ADMIN)
