@@ -230,7 +230,7 @@ def test_unseeded_draws_have_the_same_distribution_with_drafts(
     plain, _ = draws(NO_SPECULATION)
     common = [plain.most_common(1)[0][0]]
     drafted, engine = draws(SpeculativeConfig())
-    assert engine.stats().total_accepted_tokens > 500
+    assert engine.stats().total_accepted_tokens > 200
     statistic, degrees = chi_squared(plain, drafted)
     assert degrees > 10
     # Wilson and Hilferty: the cube root is nearly normal. 3.1 standard deviations: once in 1,000 runs.
