@@ -22,6 +22,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="auto",
         help="what engine.kernels: auto means in every model that a test loads",
     )
+    parser.addoption(
+        "--write-client-table",
+        action="store_true",
+        help="write what became of the tests of clients into the table of server/README.md",
+    )
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,4 +1,4 @@
-"""`python anthropic_client.py URL`: what the `anthropic` package must find; run in an environment that has it."""
+"""`python drive_anthropic.py URL`: what the `anthropic` package must find; run in an environment that has it."""
 
 from __future__ import annotations
 
@@ -79,4 +79,4 @@ if __name__ == "__main__":
         stops_and_prefill(client)
         errors(client)
     asyncio.run(many(sys.argv[1]))
-    print(f"anthropic {anthropic.__version__}")
+    print(anthropic.__version__)
