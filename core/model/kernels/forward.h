@@ -52,8 +52,7 @@ static void rope_team(const Member *member, const Model *m, const Layer *layer, 
             float y[1024];
             if (h < a->num_heads) {
                 rotate(m, layer->query_norm, s->positions[t], a->head_dim, from, y);
-                if (m->dtype == BF16) for (int64_t i = 0; i < a->head_dim; i++) put(from, i, y[i], BF16);
-                else memcpy(from, y, head);
+                narrow(y, a->head_dim, m->dtype, from, 0);
             } else if (h < a->num_heads + a->num_kv_heads) {
                 rotate(m, layer->key_norm, s->positions[t], a->head_dim, from, y);
                 keep_row(a, a->key, a->key_scale, slot_of(a, s, t, h - a->num_heads), y);

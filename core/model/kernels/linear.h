@@ -215,8 +215,12 @@ static __attribute__((noinline)) void whole_tile_product(int64_t rows, const Lin
 #define SIGNATURE const Linear *l, int64_t block, const char *w, const char *x, int64_t stride, const char *ahead, int64_t pace, float *out
 #define PRODUCT_OF(n, of, name, kind) \
     static __attribute__((noinline)) void product_##name##_##n(SIGNATURE) { of(n, l, block, w, x, stride, ahead, pace, out, kind); }
+#ifdef __AMX_INT8__ /* which leaves no bytes to these */
+#define PRODUCT(n) PRODUCT_OF(n, product, bf16, BF16) PRODUCT_OF(n, product, f32, F32)
+#else
 #define PRODUCT(n) \
     PRODUCT_OF(n, product, bf16, BF16) PRODUCT_OF(n, product, f32, F32) PRODUCT_OF(n, whole_product, int8, INT8) PRODUCT_OF(n, whole_product, int4, INT4)
+#endif
 typedef void (*Product)(SIGNATURE);
 PRODUCT(1) PRODUCT(2)
 #if defined(__AVX512F__)
@@ -229,7 +233,11 @@ PRODUCT(3)
 #else
 #define ALL(d) product_##d##_1, product_##d##_2
 #endif
+#ifdef __AMX_INT8__
+static const Product products[2][MAX_ROWS] = {{ALL(bf16)}, {ALL(f32)}};
+#else
 static const Product products[4][MAX_ROWS] = {{ALL(bf16)}, {ALL(f32)}, {ALL(int8)}, {ALL(int4)}};
+#endif
 
 /* How many rows one product takes. Tiles take what they can at once; fewer rows would cost them the same. */
 INLINE int64_t most_rows(const Linear *l) {
@@ -265,7 +273,7 @@ INLINE void finish_row(float *y, const float *bias, int64_t column, int64_t n, i
     } else if (kind == GATE) { /* silu(gate) * up; half as many outputs */
         UNROLL for (; i < COLUMNS / 2; i += VL) {
             vf gate = vload(y + i), value = vload(y + COLUMNS / 2 + i);
-            put_vector(out, at / 2 + i, gate / (1.0f + vexp(-gate)) * value, dtype);
+            put_vector(out, at / 2 + i, silu(gate) * value, dtype);
         }
     } else {
         if (kind == LOGITS) dtype = F32;

@@ -6,6 +6,7 @@
 #include "amx.h"
 #include "attention_tiles.h"
 #include "attention_int8.h"
+#include "attention_segments.h"
 #include "attention.h"
 #include "linear.h"
 #include "forward.h"

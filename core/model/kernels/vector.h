@@ -166,10 +166,28 @@ INLINE vf vexp2(vf x, const int coarse) {
 #endif
 }
 
+/* x / (1 + e^-x), within 3 ulp; below -69 about 0. NaN stays NaN. */
+INLINE vf silu(vf x) {
+#ifdef __AVX512F__
+    vf below = 1.0f + vexp2((vf)_mm512_min_ps((__m512)((vf){0} + 100.0f), (__m512)(x * -1.44269504f)), 0);
+    vf inverse = (vf)_mm512_rcp14_ps((__m512)below);
+    return x * (inverse * (2.0f - below * inverse));
+#else
+    return x / (1.0f + vexp(-x));
+#endif
+}
+
 /* n elements from `at` on, of either dtype, as floats. */
 INLINE void widen(const void *from, int64_t at, int64_t n, int64_t dtype, float *to) {
     if (dtype == BF16) for (int64_t i = 0; i < n; i++) to[i] = get(from, at + i, BF16);
     else memcpy(to, (const float *)from + at, n * sizeof(float));
+}
+
+/* n floats as elements from `at` on, of either dtype. */
+INLINE void narrow(const float *from, int64_t n, int64_t dtype, void *to, int64_t at) {
+    int64_t i = 0;
+    for (; i + VL <= n; i += VL) put_vector(to, at + i, vload(from + i), (int)dtype);
+    for (; i < n; i++) put(to, at + i, from[i], (int)dtype);
 }
 
 /* VL rows of VL words, transposed in place: log2(VL) rounds of zipping row i with row i + VL / 2. */
