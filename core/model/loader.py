@@ -194,9 +194,7 @@ def load_model(
         generation_defaults=description.generation_defaults if model.generation_defaults else {},
         start_phases=watch.phases,
         notes=planned.notes,
-        fingerprint=""
-        if kv_cache.snapshot_file is None
-        else fingerprint(runner, planned.files.folder, described),
+        fingerprint=fingerprint(runner, folder, described) if kv_cache.snapshot_file else "",
     )
 
 

@@ -194,7 +194,7 @@ def half_right(expected: list[tuple]) -> Callable[[Sequence, int], list[int]]:
 
 
 def test_drafts_leave_every_bit_as_it_is(default_model_folder: Path) -> None:
-    check(default_model_folder, 10, num_rounds=1)
+    check(default_model_folder, 16, num_rounds=1)
 
 
 @pytest.mark.slow
