@@ -13,6 +13,7 @@ from loadtest import (
     bench,
     beside,
     compare,
+    grammars,
     kv_cache,
     ladder,
     mixed,
@@ -47,6 +48,7 @@ SUBCOMMANDS: dict[str, tuple[ModuleType, str]] = {
     "attention": (attention, "time and memory of long prefills against eager attention"),
     "phases": (phases, "prefill and decode apart: what a token costs in each"),
     "overhead": (overhead, "processor time of the server itself, per streamed token"),
+    "grammars": (grammars, "what following a grammar costs a step, and hostile ones do to others"),
     "quality": (quality, "perplexity and divergence of quantized weights on a fixed text"),
     "speculation": (speculation, "the same requests with and without drafts, in turn"),
     "sharing": (
