@@ -58,7 +58,9 @@ def request_schemas(struct_schemas: Mapping[str, Schema]) -> dict[str, Schema]:
             **ignored,
         ),
         "TokenizeRequest": merge(
-            (TokenizeFields, TemplateFields), {"messages": given.MESSAGES}, ()
+            (TokenizeFields, TemplateFields),
+            {"messages": {**given.MESSAGES, "type": ["array", "null"]}},
+            (),
         ),
         "DetokenizeRequest": merge(
             [DetokenizeFields],
