@@ -8,7 +8,9 @@ batch. Stages that no row asked for are skipped.
 from __future__ import annotations
 
 import logging
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,6 +19,9 @@ from core.model.penalties import RowAdjuster, has_penalties
 from core.outputs import SampledToken, TokenLogprobs
 from core.sampling_params import SamplingParams
 from core.sequence import Sequence
+
+if TYPE_CHECKING:
+    from core.structured.follow import Mask
 
 _log = logging.getLogger(__name__)
 
@@ -123,6 +128,10 @@ class Sampler:
         params = sequence.params
         if has_penalties(params) or params.logit_bias or sequence.grammar is not None:
             return True
+        return self._may_not_end(sequence, num_guesses)
+
+    def _may_not_end(self, sequence: Sequence, num_guesses: int) -> bool:
+        params = sequence.params
         if params.min_tokens <= sequence.num_output_tokens + num_guesses:
             return False
         return bool(params.stop_token_ids) or not (params.ignore_eos or not self.eos_token_ids)
@@ -142,6 +151,16 @@ class Sampler:
             for row, sequence in enumerate(sequences)
             if self._is_adjusted(sequence, len(guesses[row]))
         ]
+        bound = [row for row in rows if self._is_only_bound(sequences[row], len(guesses[row]))]
+        ids = token_ids.tolist() if bound else []
+        for row in bound:
+            grammar = sequences[row].grammar
+            mask = grammar.mask_behind(len(guesses[row])) if grammar else None
+            if mask is None or not mask.allows(ids[row]):
+                failures[row] = failures[row] or self._choose_allowed(
+                    row, mask, raw, best, token_ids
+                )
+        rows = [row for row in rows if row not in bound]
         if not rows:
             return raw, best, token_ids
         scores = self._scratch.take("scores", len(raw), raw.shape[1], raw.device).copy_(raw)
@@ -149,7 +168,10 @@ class Sampler:
             failures[row] = failures[row] or self._adjust_row(
                 scores[row], sequences[row], guesses[row]
             )
+        chosen, chosen_ids = best, token_ids
         best, token_ids = best_token(scores)
+        if bound:
+            best[bound], token_ids[bound] = chosen[bound], chosen_ids[bound]
         is_left = torch.isfinite(best)
         left = is_left.tolist()
         if all(left):
@@ -164,6 +186,28 @@ class Sampler:
             torch.where(is_left, best, 0.0),
             token_ids,
         )
+
+    def _is_only_bound(self, sequence: Sequence, num_guesses: int) -> bool:
+        """Whether it takes the best token that its grammar allows, and nothing else changes its logits."""
+        params = sequence.params
+        return (
+            sequence.grammar is not None
+            and _is_greedy(params)
+            and not has_penalties(params)
+            and not params.logit_bias
+            and not self._may_not_end(sequence, num_guesses)
+        )
+
+    def _choose_allowed(
+        self, row: int, mask: Mask | None, raw: Tensor, best: Tensor, token_ids: Tensor
+    ) -> str | None:
+        """Sets the best of the allowed tokens, the lowest id among equals. Else the cause of its failure."""
+        if mask is None:
+            return GRAMMAR
+        logits = raw[row, : self.vocab_size].cpu().numpy()
+        at = mask.best_of(logits)
+        best[row], token_ids[row] = float(logits[at]), at
+        return None if mask.allows(at) and np.isfinite(logits[at]) else GRAMMAR
 
     def _adjust_row(self, row: Tensor, sequence: Sequence, draft: tuple[int, ...]) -> str | None:
         """The cause of its failure, if it fails."""

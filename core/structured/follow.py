@@ -11,7 +11,7 @@ import logging
 import queue
 import threading
 import time
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,12 +30,39 @@ TOO_SLOW = "it takes too long to follow"
 _log = logging.getLogger("noria.engine")
 
 
-@dataclass(frozen=True, slots=True)
-class Mask:
-    """What may stand in one place."""
+_OF_BYTE = np.where(  # what eight bits of a mask add to as many logits: (256, 8)
+    np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), 0.0, -np.inf
+).astype(np.float32)
 
-    allowed: NDArray[np.bool_]  # (vocab_size,)
-    is_end: bool  # nothing but an end token
+
+class Mask:
+    """What may stand in one place. Bits are unpacked for who asks: mostly the best token of all is allowed."""
+
+    __slots__ = ("_allowed", "_bits", "_vocab_size", "is_end")
+
+    def __init__(self, words: NDArray[np.int32], vocab_size: int, is_end: bool) -> None:
+        """words: (vocab_size / 32, rounded up); token i is bit i % 32 of word i // 32."""
+        self._bits = words.view(np.uint8).copy()
+        self._vocab_size = vocab_size
+        self._allowed: NDArray[np.bool_] | None = None
+        self.is_end = is_end  # nothing but an end token
+
+    def allows(self, token_id: int) -> bool:
+        return bool(self._bits[token_id >> 3] >> (token_id & 7) & 1)
+
+    def best_of(self, logits: NDArray[np.float32]) -> int:
+        """The allowed token with the greatest logit, the lowest of equals; any where none is allowed. (vocab_size,)"""
+        scores = np.take(_OF_BYTE, self._bits, axis=0).reshape(-1)[: len(logits)]
+        scores += logits
+        return int(scores.argmax())
+
+    @property
+    def allowed(self) -> NDArray[np.bool_]:
+        """(vocab_size,)"""
+        if self._allowed is None:
+            bits = np.unpackbits(self._bits, bitorder="little")
+            self._allowed = bits[: self._vocab_size].view(np.bool_)
+        return self._allowed
 
 
 class GrammarState:
@@ -46,12 +73,12 @@ class GrammarState:
     __slots__ = (
         "_ahead",
         "_compiled",
-        "_mask",
         "_matcher",
+        "_no_end",
         "_num_consumed",
-        "allowed",
+        "_words",
         "failure",
-        "is_end",
+        "mask",
         "may_look_ahead",
     )
 
@@ -61,9 +88,9 @@ class GrammarState:
         self._num_consumed = 0
         self._ahead: list[Mask] = []  # behind one guess, behind two, ...
         self.may_look_ahead = True
-        self._mask: NDArray[np.int32] = np.zeros((compiled.vocab_size + 31) // 32, np.int32)
-        self.allowed: NDArray[np.bool_] | None = None  # (vocab_size,), for the next token
-        self.is_end = False  # nothing but an end token may follow
+        self._words: NDArray[np.int32] = np.zeros((compiled.vocab_size + 31) // 32, np.int32)
+        self._no_end = _words_without(compiled.eos_token_ids, compiled.vocab_size)
+        self.mask: Mask | None = None  # for the next token
         self.failure: str | None = None  # why it can be followed no longer
 
     def mask_behind(self, num_guesses: int) -> Mask | None:
@@ -71,11 +98,11 @@ class GrammarState:
         if num_guesses:
             is_known = num_guesses <= len(self._ahead) and self.may_look_ahead
             return self._ahead[num_guesses - 1] if is_known else None
-        return None if self.allowed is None else Mask(self.allowed, self.is_end)
+        return self.mask
 
     def follow(self, token_ids: list[int], num_prompt_tokens: int) -> None:
-        """Takes in the new output tokens and sets `allowed`, or `failure`."""
-        self.allowed = None
+        """Takes in the new output tokens and sets `mask`, or `failure`."""
+        self.mask = None
         self._ahead = []
         if self.failure is not None:
             return
@@ -92,16 +119,14 @@ class GrammarState:
         elif time.thread_time() - started_s > SLOWEST_MASK_S:
             self.failure = TOO_SLOW
         else:
-            self.is_end, self.allowed = mask.is_end, mask.allowed
+            self.mask = mask
 
     def _next_mask(self, matcher: LLMatcher) -> Mask | None:
-        matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
+        matcher.unsafe_compute_mask_ptr(self._words.ctypes.data, self._words.nbytes)
         if matcher.is_error():
             return None
-        bits = np.unpackbits(self._mask.view(np.uint8), bitorder="little")
-        allowed = bits[: self._compiled.vocab_size].view(np.bool_)
-        ends = allowed[self._compiled.eos_token_ids]
-        return Mask(allowed, bool(np.count_nonzero(allowed) == np.count_nonzero(ends)))
+        is_end = not (self._words & self._no_end).any()
+        return Mask(self._words, self._compiled.vocab_size, is_end)
 
     def look_ahead(self, draft: tuple[int, ...]) -> None:
         """After `follow`: the masks behind guesses, as far as the grammar allows them. An end token has none."""
@@ -112,7 +137,7 @@ class GrammarState:
         ahead: list[Mask] = []
         is_broken = False
         for guess in draft:
-            if following is None or not following.allowed[guess]:
+            if following is None or not following.allows(guess):
                 break
             if guess in self._compiled.eos_token_ids or time.thread_time() > until_s:
                 break
@@ -128,7 +153,7 @@ class GrammarState:
 
     def give_up(self) -> None:
         """It is stuck in another thread. What it only looked ahead for is not needed."""
-        if self.allowed is None:
+        if self.mask is None:
             self.failure = TOO_SLOW
         else:
             self._stop_looking_ahead()
@@ -137,6 +162,14 @@ class GrammarState:
         """For good; and the matcher, which stands somewhere behind a guess, is built again."""
         self._matcher = None
         self.may_look_ahead = False
+
+
+def _words_without(token_ids: Iterable[int], vocab_size: int) -> NDArray[np.int32]:
+    """All bits of the vocabulary but these."""
+    bits = np.zeros((vocab_size + 31) // 32 * 32, np.bool_)
+    bits[:vocab_size] = True
+    bits[list(token_ids)] = False
+    return np.packbits(bits, bitorder="little").view(np.int32)
 
 
 class MaskWorker:

@@ -110,8 +110,8 @@ def test_whitespace_has_an_end() -> None:
     state = GrammarState(COMPILER.compile(Grammar("json_schema", SCHEMA)))
     text = list(b"{" + b" " * 16)
     state.follow(text, 0)
-    assert not state.allowed[ord(" ")]
-    assert state.allowed[ord('"')]
+    assert not state.mask.allowed[ord(" ")]
+    assert state.mask.allowed[ord('"')]
 
 
 def test_a_model_without_an_end_token_follows_no_grammar() -> None:
@@ -123,9 +123,9 @@ def test_control_tokens_are_never_text() -> None:
     compiler = GrammarCompiler(ByteTokenizer(num_eos=2))
     state = GrammarState(compiler.compile(Grammar("regex", ".+")))
     state.follow([], 0)
-    assert np.count_nonzero(state.allowed[256:]) == 0
+    assert np.count_nonzero(state.mask.allowed[256:]) == 0
     state.follow([ord("<")], 0)
-    assert state.allowed[256:].all()  # both end it
+    assert state.mask.allowed[256:].all()  # both end it
 
 
 def test_a_grammar_that_takes_too_long_fails_alone(monkeypatch) -> None:
@@ -147,4 +147,4 @@ def test_a_grammar_that_takes_too_long_fails_alone(monkeypatch) -> None:
     worker.finish()
     assert time.monotonic() - started_s < 3 * follow.PATIENCE_S
     assert [s.grammar.failure for s in sequences] == [None, follow.TOO_SLOW, None, None]
-    assert [s.grammar.allowed is not None for s in sequences] == [True, False, True, True]
+    assert [s.grammar.mask is not None for s in sequences] == [True, False, True, True]

@@ -199,7 +199,7 @@ async def test_a_grammar_that_can_be_followed_no_longer_ends_its_own_request(
     def fail_later(self, token_ids, num_prompt_tokens):
         follow(self, token_ids, num_prompt_tokens)
         if len(token_ids) - num_prompt_tokens == 3:
-            self.failure, self.allowed = "it is too complex", None
+            self.failure, self.mask = "it is too complex", None
 
     monkeypatch.setattr(GrammarState, "follow", fail_later)
     options = {"model": "dummy", "prompt": "a", "max_tokens": 9}
