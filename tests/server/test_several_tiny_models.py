@@ -1,0 +1,74 @@
+"""Several real models, tiny and random, in one process: loaded by one thread, stepped by another, and always right."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+from typing import Any
+
+import families
+from aiohttp.test_utils import TestClient, TestServer
+
+from core.config import EngineConfig, KVCacheConfig, ModelConfig
+from core.engine import Engine
+from core.sampling_params import SamplingParams
+from server.app import create_app
+from server.backends.loading import loading_steps
+from server.config import build_config
+from server.metrics import Metrics
+from server.models.pool import ModelPool
+
+NAMES = ("llama", "qwen2", "gpt_neox")  # two on the fast path, one on the general
+PROMPTS = ("one two", "three", "four five six")
+KV_CACHE = {"num_blocks": 64}
+
+
+def alone(folder: Path) -> dict[str, str]:
+    """What a model says to each prompt in an engine of its own."""
+    engine = Engine.from_config(
+        ModelConfig(name=str(folder), dtype="float32"), EngineConfig(), KVCacheConfig(**KV_CACHE)
+    )
+    params = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
+    texts = [generation.text for generation in engine.generate(list(PROMPTS), params)]
+    return dict(zip(PROMPTS, texts, strict=True))
+
+
+async def ask(client: TestClient[Any, Any], model: str, prompt: str) -> str:
+    body = {"model": model, "prompt": prompt, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+    response = await client.post("/v1/completions", json=body)
+    answer = await response.json()
+    assert response.status == 200, answer
+    assert answer["model"] == model
+    text: str = answer["choices"][0]["text"]
+    return text
+
+
+async def test_random_requests_to_models_that_come_and_go_get_the_texts_of_each_alone(tmp_path):
+    truth = {}
+    for name in NAMES:
+        folder = families.build(name, tmp_path / name)
+        truth[name] = await asyncio.to_thread(alone, folder)
+    entries = [{"name": str(tmp_path / name), "dtype": "float32"} for name in NAMES]
+    config = build_config({"models": entries, "kv_cache.num_blocks": 64, "models_memory_mib": 4096})
+    metrics = Metrics(NAMES[0])
+    pool = ModelPool(config, metrics, loading_steps())
+    client = TestClient(TestServer(create_app(config, pool, metrics), host="127.0.0.1"))
+    await client.start_server()
+    try:
+        await asyncio.wait_for(pool.loaded(), 60)
+        for name in NAMES:  # and learns how much each takes
+            await ask(client, name, PROMPTS[0])
+        sizes = [pool.find(name).memory_bytes for name in NAMES]
+        pool._residents.budget_bytes = sum(sizes) - 1  # from now on there is room for two
+        order = random.Random(3)
+        todo = [(order.choice(NAMES), order.choice(PROMPTS)) for _ in range(24)]
+        found = await asyncio.gather(*(ask(client, name, prompt) for name, prompt in todo))
+        assert found == [truth[name][prompt] for name, prompt in todo]
+        report = pool.report()
+        assert report["used_mib"] <= report["budget_mib"]
+        assert sum(model["unloads"] for model in report["data"]) >= 1
+        assert sum(model["loads"] for model in report["data"]) >= 4
+        assert [model["requests"] + model["waiting"] for model in report["data"]] == [0, 0, 0]
+    finally:
+        await client.close()
