@@ -128,7 +128,8 @@ def count(engine: Engine, rounds: Iterable[Round]) -> dict[str, Any]:
 
 def num_distinct(prompts: list[Prompt]) -> int:
     """Nodes of the tree of all prompts: sorted neighbours share all that anybody shares."""
-    total, before = 0, []
+    total = 0
+    before: Prompt = []
     for prompt in sorted(prompts):
         shared = 0
         while shared < min(len(before), len(prompt)) and before[shared] == prompt[shared]:
@@ -194,7 +195,7 @@ def order(args: argparse.Namespace) -> bool:
             for name, served in runs.items()
         ],
     )
-    return max(run.passed_over for run in runs["longest_prefix"]) <= bound
+    return bool(max(run.passed_over for run in runs["longest_prefix"]) <= bound)
 
 
 def as_figures(served: Served) -> dict[str, float]:
