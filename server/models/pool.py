@@ -149,7 +149,7 @@ class ModelPool:
         self._refuse_if_closed()
         slot = self.find(name)
         self._residents.notice_death(slot)
-        if slot.state == "failed" and slot.loading is None:
+        if slot.state == "failed":
             left_s = slot.failed_s + RETRY_AFTER_S - time.monotonic()
             if left_s > 0:  # one that cannot be loaded must not keep the others from being loaded
                 raise ModelUnavailable(UNAVAILABLE, retry_after_s=left_s)

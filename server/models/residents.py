@@ -72,6 +72,8 @@ class Residents:
             await self._fail(slot, error)
         finally:
             slot.loading = None
+        if slot.num_waiting:  # they came while what failed was put away
+            self.want(slot)
 
     async def _load(self, slot: Slot) -> None:
         started_s = time.monotonic()
