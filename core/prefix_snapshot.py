@@ -75,6 +75,11 @@ class SnapshotFile:
 
     # --- writing ---
 
+    @property
+    def has_anything(self) -> bool:
+        """Whether there is a block to write."""
+        return bool(self._cache.latest(1))
+
     def save(self, limit_s: float | None = None) -> Bits:
         """Returns a `SnapshotReport`. A bit is one frame copied: nobody's step waits longer; hashing and writing
         have a thread of their own. After `limit_s` seconds no more blocks are taken. Raises `Busy` while another save
@@ -234,7 +239,9 @@ def _batches(items: list[bytes], size: int) -> Iterator[list[bytes]]:
 
 def save_at_the_end(snapshots: SnapshotFile | None) -> Bits:
     """What is done with the prefix cache before an engine ends: it is written, and the log says so or why not."""
-    if snapshots is None:
+    if (
+        snapshots is None or not snapshots.has_anything
+    ):  # a file of another model's, say, stays as it is
         return
     try:
         report = yield from snapshots.save(FAREWELL_S)

@@ -130,7 +130,7 @@ class Scheduler:
             sequence.status = SequenceStatus.FINISHED
         return expired
 
-    def fail_running(self) -> list[Sequence]:
+    def fail_running(self, *, is_end: bool = False) -> list[Sequence]:
         """Ends every running sequence and empties pool and prefix cache: after a failed step no block can be trusted.
 
         Returns those that had not finished.
@@ -143,13 +143,13 @@ class Scheduler:
         self._pool.reset()
         if self._prefix_cache is not None:
             self._prefix_cache.clear()
-        if self.pins is not None and (num_lost := self.pins.clear()):
+        if self.pins is not None and (num_lost := self.pins.clear()) and not is_end:
             _log.warning("a failed step lost %d pinned prefixes; pin them again", num_lost)
         return failed
 
     def clear(self) -> None:
         """Ends everything, the waiting ones too."""
-        self.fail_running()
+        self.fail_running(is_end=True)
         for sequence in self.waiting.sequences():
             self.waiting.remove(sequence.sequence_id)
             sequence.status = SequenceStatus.FINISHED

@@ -138,6 +138,9 @@ def read_tools(body: Mapping[str, Any]) -> Tools | None:
         check_function(tool, path, "input_schema")
         if tool.get("input_schema") is None:
             raise InvalidValue(f"{path}.input_schema is missing.", param=f"{path}.input_schema")
+        if tool["input_schema"].get("type", "object") != "object":
+            where = f"{path}.input_schema.type"
+            raise InvalidValue(f'{where} must be "object".', param=where)
         function = {"name": tool["name"], "parameters": tool["input_schema"]}
         if tool.get("description") is not None:
             function["description"] = tool["description"]

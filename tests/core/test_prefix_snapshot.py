@@ -117,6 +117,19 @@ def test_the_file_of_another_model_is_ignored_with_one_line(tmp_path: Path) -> N
     assert cached_of(other, SYSTEM + "Hello") == 0
 
 
+def test_an_engine_that_ends_with_nothing_to_write_leaves_the_file_of_another(
+    tmp_path: Path,
+) -> None:
+    engine = engine_with(tmp_path / "file")
+    cached_of(engine, SYSTEM)
+    save(engine)
+    written = (tmp_path / "file").read_bytes()
+    other = engine_with(tmp_path / "file", "another model")
+    restore_at_the_start(other.snapshots)
+    finish(save_at_the_end(other.snapshots))
+    assert (tmp_path / "file").read_bytes() == written
+
+
 def test_a_folder_in_its_place_is_ignored_too(tmp_path: Path) -> None:
     (tmp_path / "file").mkdir()
     (line,) = restore_at_the_start(engine_with(tmp_path / "file").snapshots)
