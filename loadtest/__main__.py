@@ -14,6 +14,7 @@ from loadtest import (
     beside,
     compare,
     grammars,
+    growth,
     kv_cache,
     ladder,
     mixed,
@@ -49,6 +50,7 @@ SUBCOMMANDS: dict[str, tuple[ModuleType, str]] = {
     "phases": (phases, "prefill and decode apart: what a token costs in each"),
     "overhead": (overhead, "processor time of the server itself, per streamed token"),
     "grammars": (grammars, "what following a grammar costs a step, and hostile ones do to others"),
+    "growth": (growth, "whether cost grows as context, queue, answer and cached prefix do"),
     "quality": (quality, "perplexity and divergence of quantized weights on a fixed text"),
     "speculation": (speculation, "the same requests with and without drafts, in turn"),
     "sharing": (

@@ -12,7 +12,8 @@ import yaml
 from core.config import EngineConfig
 from core.dummy_runner import ByteTokenizer, make_dummy_runner
 from core.engine import Engine
-from loadtest import kv_cache, paging, phases, script_rate, speculation, step
+from core.outputs import StepOutput
+from loadtest import growth, kv_cache, paging, phases, script_rate, speculation, step
 from loadtest.in_process import make_sequence
 from loadtest.limits import Limits
 from loadtest.paging import StepSample
@@ -48,6 +49,25 @@ def test_waste_is_room_without_tokens() -> None:
         "paged_waste": 0.25,
         "reserved_waste": 0.75,
     }
+
+
+def test_growth_times_answers_that_end_at_the_context_asked_for_and_leaves_nothing_behind() -> None:
+    engine = make_engine(batch_size=2)
+    seen: list[tuple[int, int]] = []
+    run = engine.step
+
+    def step() -> list[StepOutput]:
+        outputs = run()
+        stats = engine.stats(is_after_step=True)
+        seen.append((stats.num_sequences, stats.num_waiting))
+        return outputs
+
+    engine.step = step  # type: ignore[method-assign]
+    assert growth.decode_s(engine, random.Random(0), 2, 256, num_before=40, num_waiting=5) > 0
+    assert len(seen) >= 40 + growth.STEPS
+    assert seen[-1] == (2, 5)
+    assert not engine.has_work
+    assert engine.stats().num_blocks_used == 0
 
 
 def test_decode_is_measured_at_its_full_batch() -> None:
