@@ -2,7 +2,8 @@
 
 There is one step thread because each thread that opens a parallel region gets an OpenMP team of its own, and two teams
 ruin each other. Loading has its own thread, so that a model that is being loaded holds up none that serves; `load` must
-compute there with one thread only, which is no team. What it returns is handed over ready to step.
+compute there with one thread only, which is no team, and pauses while there are steps (`pace.py`). What it returns is
+handed over ready to step.
 
 Who steps next is decided as in start-time fair queuing (Goyal, Vin, Cheng 1996): each engine with work gets an equal
 share of the step thread's time, whatever its steps cost and however many requests it has; one that was idle neither
@@ -22,18 +23,24 @@ from collections.abc import Callable
 from core.engine import Engine
 from core.lane import DEAD, SHUTDOWN, Deliver, Lane, Load, OnPhase, Stopped
 from core.outputs import OutputError
+from core.pace import Pace, give_way
 
 _log = logging.getLogger("noria.engine")
 
 
 class Turns:
     """Starts with `start`, ends with `stop`. `prepare` runs in the step thread before anything else does, `trim` in the
-    loading thread after an engine was disposed of."""
+    loading thread after an engine was disposed of. `load_share`: what the loading thread may take of the time while
+    there are steps, as in `pace.py`."""
 
     def __init__(
-        self, prepare: Callable[[], None] = lambda: None, trim: Callable[[], None] = lambda: None
+        self,
+        prepare: Callable[[], None] = lambda: None,
+        trim: Callable[[], None] = lambda: None,
+        load_share: float = 1.0,
     ) -> None:
         self._prepare, self._trim = prepare, trim
+        self._pace = Pace(load_share)
         self._condition = threading.Condition()
         self._lanes: list[SharedLane] = []  # those with an engine; guarded by the condition
         self._is_over = False
@@ -84,8 +91,10 @@ class Turns:
 
     def _work(self) -> None:
         self._is_prepared.wait()
+        self._pace.adopt_thread()
         while (job := self._jobs.get()) is not None:
             job()
+            give_way()
             del job
 
     def load(self, lane: SharedLane) -> None:
@@ -138,8 +147,11 @@ class Turns:
             while not self._is_over:
                 due = [lane for lane in self._lanes if lane.is_due()]
                 if due:
+                    self._pace.set_busy()
                     return min(due, key=lambda lane: max(lane.tag, self._now))
+                self._pace.set_quiet()
                 self._condition.wait()
+            self._pace.set_quiet()
             return None
 
     def _give_turn(self, lane: SharedLane) -> None:
@@ -175,6 +187,10 @@ class SharedLane(Lane):
     def start(self) -> None:
         self.is_alive = True
         self._turns.load(self)
+
+    def _report(self, message: str, progress: float | None = None) -> None:
+        super()._report(message, progress)
+        give_way()
 
     def load(self) -> Engine:
         """In the loading thread."""

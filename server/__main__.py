@@ -159,14 +159,10 @@ def ready_line(url: str, config: ServerConfig, seconds: float) -> str:
 
 
 def _print_plan(config: ServerConfig) -> int:
-    from core.model.loader import plan_only
-
-    def report(message: str, progress: float | None = None) -> None:
-        if progress is None:
-            print(message, file=sys.stderr)
+    from server.plan import plan_lines
 
     try:
-        lines = plan_only(config.model, config.engine, config.kv_cache, report)
+        lines = plan_lines(config)
     except ConfigError:
         raise
     except NoriaError as error:

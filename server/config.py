@@ -76,11 +76,13 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The whole configuration, one attribute per section of `config.yaml`, and the keys that stand alone.
 
     `models`, if not empty, replaces `model`. `models_memory_mib` bounds what loaded models take together; one that
-    nobody has used for `keep_alive_s` is unloaded (0: only to make room). `price_per_hour` is the machine's.
+    nobody has used for `keep_alive_s` is unloaded (0: only to make room). Loading takes at most `models_load_share` of
+    the time while another model has work. `price_per_hour` is the machine's.
     """
 
     models: tuple[ModelEntry, ...] = ()
     models_memory_mib: int | Literal["auto"] = "auto"
+    models_load_share: float = 0.1
     keep_alive_s: float = 0.0
     price_per_hour: float | None = None
     model: ModelConfig = ModelConfig()
@@ -106,7 +108,12 @@ SECTIONS: dict[str, Any] = {
     "log": LogConfig,
 }
 
-STANDALONE = ("models", "models_memory_mib", "keep_alive_s", "price_per_hour")
+_OF_SEVERAL = (
+    "models_memory_mib",
+    "models_load_share",
+    "keep_alive_s",
+)  # mean nothing without `models`
+STANDALONE = ("models", *_OF_SEVERAL, "price_per_hour")
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +172,15 @@ def _check_together(config: ServerConfig) -> None:
         raise ConfigError("models replaces model; set the keys of model in the entries of models.")
     if config.engine.backend != "native":
         raise ConfigError("models needs engine.backend: native; vLLM serves one model.")
+
+
+def idle_settings(config: ServerConfig) -> list[str]:
+    """A sentence for each setting that was changed and does nothing, because it is about several models."""
+    if config.models:
+        return []
+    default = ServerConfig()
+    changed = [key for key in _OF_SEVERAL if getattr(config, key) != getattr(default, key)]
+    return [f"{key} does nothing: it is for several models, and models is empty" for key in changed]
 
 
 def keys() -> list[str]:

@@ -111,6 +111,7 @@ RULES: dict[str, Rule] = {
         "a list of models, such as [{name: owner/model, pinned: true}]",  # config_models.py looks closer
     ),
     "models_memory_mib": whole(1).or_word("auto"),
+    "models_load_share": number(0, 1, is_low_open=True),
     "keep_alive_s": SECONDS,
     "price_per_hour": number(0, 1e9).or_word(None),
     "model.name": text(),

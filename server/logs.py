@@ -20,7 +20,7 @@ import orjson
 from core.outputs import StepStats
 from server.api_keys import asks_for_key
 from server.backends.base import RequestRecord
-from server.config import LogConfig, ServerConfig
+from server.config import LogConfig, ServerConfig, idle_settings
 from server.metrics import Metrics
 
 PREFIX_WINDOW = 1000  # sequences over which the prefix hit rate is told
@@ -97,6 +97,8 @@ def log_start(
     engine = config.engine
     for line in lines:
         _start_log.info("%s", line)
+    for sentence in idle_settings(config):
+        _start_log.warning("%s", sentence)
     event(
         _start_log,
         logging.INFO,

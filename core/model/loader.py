@@ -39,7 +39,7 @@ from core.model.quantization import Quantization
 from core.model.source import ModelFiles, resolve
 from core.model.threads import set_threads
 from core.model.tokenizer import Tokenizer
-from core.model.tokenizer_files import load_tokenizer
+from core.model.tokenizer_files import keep_tokenizer
 from core.model.weights import measure_weights, open_weights
 
 _POSITION_TABLE = re.compile(r"(^|\.)(wpe|embed_positions|position_embeddings?)$")
@@ -99,15 +99,18 @@ def plan_only(
     engine: EngineConfig,
     kv_cache: KVCacheConfig,
     report: Report = lambda message, fraction: None,
-) -> list[str]:
-    """The lines of `--plan`: the memory sum from config and file heads; no weight is loaded."""
-    planned = prepare(model, engine, kv_cache, report)
+    limit_bytes: int | None = None,
+) -> tuple[list[str], int]:
+    """The lines of `--plan`, and the bytes they come to: the memory sum from config and file heads; no weight is
+    loaded. `limit_bytes`: as in `prepare`."""
+    planned = prepare(model, engine, kv_cache, report, limit_bytes)
     dtype = str(planned.dtype).removeprefix("torch.")
-    return [
+    lines = [
         f"model: {planned.files.origin}, {planned.description.architecture}, {dtype} on {planned.device}",
         *render_plan(planned.plan, planned.shape),
         *planned.notes,
     ]
+    return lines, planned.plan.total_bytes
 
 
 def prepare(
@@ -151,7 +154,7 @@ def load_model(
     description, device, dtype = planned.description, planned.device, planned.dtype
     with watch.phase("tokenizer"):
         folder, ends = planned.files.folder, description.eos_token_ids
-        tokenizer = load_tokenizer(folder, eos_token_ids=ends, template_file=model.chat_template)
+        tokenizer = keep_tokenizer(folder, eos_token_ids=ends, template_file=model.chat_template)
     shape = replace(
         planned.shape,
         vocab_size=min(tokenizer.vocab_size, description.num_embedding_rows),

@@ -20,6 +20,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from core.pace import give_way
+
 _MAX_HEADER_BYTES = 100_000_000
 # Tensors that one fused layer is made of, biases included: they are read after the last of them was taken.
 _IN_USE = 8
@@ -110,6 +112,7 @@ class MappedWeights(MutableMapping[str, Tensor]):
         self._taken.append((entry, mapped))
         self._taken_bytes += entry.end - entry.start
         self._on_progress(self._taken_bytes / max(1, self._total_bytes))
+        give_way()
 
     def __setitem__(self, name: str, tensor: Tensor) -> None:
         raise TypeError("the tensors of a file can be taken, not replaced")

@@ -17,6 +17,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from core.pace import give_way
+
 Quantization = Literal["none", "int8", "int4"]
 
 GROUP_INPUTS = 32  # of an output, with one step and one minimum
@@ -59,6 +61,7 @@ def quantize_int8(weight: Tensor) -> Int8Weight:
         rows = slice(start, start + _ROWS_AT_ONCE)
         integers, scale[rows] = _to_integers(weight[rows].float())
         values[rows] = integers.to(torch.int8)
+        give_way()
     return Int8Weight(values, scale)
 
 
@@ -79,6 +82,7 @@ def quantize_int4(weight: Tensor) -> Int4Weight:
         found = _fit_groups(target.view(-1, groups, GROUP_INPUTS))
         halves[rows] = found[0].flatten(1).to(torch.uint8)
         step[rows], minimum[rows] = found[1].to(torch.uint8), found[2].to(torch.int8)
+        give_way()
     return Int4Weight(halves, step, minimum, scale)
 
 

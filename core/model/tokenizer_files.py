@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from core.errors import ModelRefused
 from core.model.chat_template import ChatTemplate
 from core.model.tokenizer import Tokenizer, token_text
 
+_SUFFIXES = (".json", ".jinja", ".txt", ".model")  # of files that a tokenizer may be made of
 _SPECIAL_NAMES = (
     "bos_token",
     "eos_token",
@@ -23,6 +25,31 @@ _SPECIAL_NAMES = (
     "cls_token",
     "mask_token",
 )
+
+
+MAX_KEPT = 8
+_kept: OrderedDict[tuple[object, ...], Tokenizer] = OrderedDict()  # those used last, last
+
+
+def keep_tokenizer(
+    folder: Path, *, eos_token_ids: tuple[int, ...] = (), template_file: str | None = None
+) -> Tokenizer:
+    """As `load_tokenizer`, but one that was made before from the same files is used again: making one takes Python's
+    lock for a fifth of a second and more, which streams of other models would notice whenever this one is loaded."""
+    sources = [path for path in folder.iterdir() if path.suffix in _SUFFIXES]
+    sources += [] if template_file is None else [Path(template_file)]
+    stats = [(path, path.stat()) for path in sorted(sources) if path.is_file()]
+    files = tuple((str(path), stat.st_mtime_ns, stat.st_size) for path, stat in stats)
+    key = (str(folder), eos_token_ids, template_file, files)
+    tokenizer = _kept.get(key)
+    if tokenizer is None:
+        tokenizer = _kept[key] = load_tokenizer(
+            folder, eos_token_ids=eos_token_ids, template_file=template_file
+        )
+    _kept.move_to_end(key)
+    while len(_kept) > MAX_KEPT:
+        _kept.popitem(last=False)
+    return tokenizer
 
 
 def load_tokenizer(

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -29,12 +29,17 @@ AUTO_SHARE = 0.8  # of the memory that is free at the start
 _log = logging.getLogger("noria.models")
 
 
+def budget_of(setting: int | Literal["auto"], free_bytes: int) -> int:
+    """What `models_memory_mib` means where so much is free at the start. Bytes."""
+    return int(AUTO_SHARE * free_bytes) if setting == "auto" else setting * MIB
+
+
 class Residents:
     """The models in memory. `budget_bytes` is 0 until it is known."""
 
     def __init__(self, config: ServerConfig, slots: list[Slot], steps: LoadingSteps) -> None:
         self._config, self._slots, self._steps = config, slots, steps
-        self.turns = Turns(lambda: steps.prepare(config), steps.trim)
+        self.turns = Turns(lambda: steps.prepare(config), steps.trim, config.models_load_share)
         self.budget_bytes = 0
         self._changing = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -177,9 +182,8 @@ class Residents:
 
     async def _find_budget(self) -> int:
         if not self.budget_bytes:
-            setting = self._config.models_memory_mib
             free = await self._in_loading_thread(lambda: self._steps.free_bytes(self._config))
-            self.budget_bytes = int(AUTO_SHARE * free) if setting == "auto" else setting * MIB
+            self.budget_bytes = budget_of(self._config.models_memory_mib, free)
         return self.budget_bytes
 
     async def _in_loading_thread(self, function: Callable[[], T]) -> T:

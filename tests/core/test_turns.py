@@ -105,6 +105,33 @@ def test_an_engine_that_loads_keeps_none_waiting(turns: Turns) -> None:
     assert other.phases[-1] == ("ready", "", None)
 
 
+def test_loading_pauses_while_there_are_steps_and_comes_to_its_end() -> None:
+    turns = Turns(load_share=0.1)
+    turns.start()
+    try:
+        serving, receiver, _ = add_lane(turns, step_time_s=0.002)
+        serving.add([make_sequence("long", "Hi", max_tokens=2000)])
+        receiver.wait(lambda: len(receiver.outputs) >= 3)
+        engine, _ = make_engine()
+        taken_s: list[float] = []
+
+        def load(report: Report) -> Any:
+            start_s, cpu_s = time.monotonic(), time.thread_time()
+            while time.thread_time() - cpu_s < 0.03:
+                report("reading weights", 0.5)
+            taken_s.append(time.monotonic() - start_s)
+            return engine
+
+        loading, other, _ = add_lane(turns, load)
+        loading.add([make_sequence("b", "Ho")])
+        other.wait_for_ends(1)
+        assert taken_s[0] >= 0.2
+        assert len(receiver.outputs) < 2000  # it had its steps all the time
+    finally:
+        turns.stop()
+        assert turns.join(10)
+
+
 def test_a_load_that_fails_ends_its_own_requests_only(turns: Turns) -> None:
     serving, receiver, _ = add_lane(turns)
 

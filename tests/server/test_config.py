@@ -13,6 +13,7 @@ from server.config import (
     ServerConfig,
     build_config,
     describe,
+    idle_settings,
     keys,
     load_config,
     value_of,
@@ -237,3 +238,18 @@ def test_a_model_in_a_folder_is_never_called_by_its_path(tmp_path):
     folder.mkdir()
     config, _ = load(f"models: [{{name: {folder}}}, {{name: {folder}/x.gguf}}]", tmp=tmp_path)
     assert [public_name(entry) for entry in config.models] == ["mine", "x"]
+
+
+def test_settings_of_several_models_are_told_to_do_nothing_without_any(tmp_path):
+    text = "keep_alive_s: 5\nmodels_load_share: 0.5"
+    config, _ = load(text, tmp=tmp_path)
+    assert [sentence.split()[0] for sentence in idle_settings(config)] == [
+        "models_load_share",
+        "keep_alive_s",
+    ]
+    config, _ = load("models: [a]\n" + text, tmp=tmp_path)
+    assert idle_settings(config) == []
+
+
+def test_the_share_of_loading_is_more_than_nothing(tmp_path):
+    assert "models_load_share must be" in message_of(tmp_path, "models_load_share: 0")

@@ -18,6 +18,7 @@ from server.backends.loading import loading_steps
 from server.config import build_config
 from server.metrics import Metrics
 from server.models.pool import ModelPool
+from server.plan import plan_lines
 
 NAMES = ("llama", "qwen2", "gpt_neox")  # two on the fast path, one on the general
 PROMPTS = ("one two", "three", "four five six")
@@ -73,3 +74,19 @@ async def test_random_requests_to_models_that_come_and_go_get_the_texts_of_each_
         assert [model["requests"] + model["waiting"] for model in report["data"]] == [0, 0, 0]
     finally:
         await client.close()
+
+
+def test_the_plan_tells_what_each_model_takes_and_whether_they_fit_together(tmp_path):
+    folders = [families.build(name, tmp_path / name) for name in NAMES[:2]]
+    entries = [{"name": str(folder), "dtype": "float32", "pinned": True} for folder in folders]
+    settings = {"models": entries, "kv_cache.num_blocks": 1024, "engine.device": "cpu"}
+    lines = plan_lines(build_config({**settings, "models_memory_mib": 4096}))
+    assert f"{NAMES[1]} (pinned):" in lines
+    assert sum(line.startswith("  memory: 4,096 MiB available") for line in lines) == 2
+    assert lines[-1].endswith("of 4,096 MiB: all fit")
+    sum_mib = int(lines[-1].partition("together ")[2].split()[0])
+    lines = plan_lines(build_config({**settings, "models_memory_mib": sum_mib // 2 + 1}))
+    assert lines[-3].endswith("they take turns")
+    assert (
+        lines[-1] == f"warning: {NAMES[1]} does not fit beside what is pinned, and cannot be loaded"
+    )

@@ -16,11 +16,14 @@ import torch
 from torch import Tensor
 
 from core.model.quantization import GROUP_INPUTS, SHIFT_INPUTS, Int4Weight, Int8Weight
+from core.pace import give_way
 
 if TYPE_CHECKING:
     from core.model.attention.layout import LayerCache, StepLayout
 
 COLUMNS = 32  # outputs in one packed block of a linear layer
+_ROWS_AT_ONCE = 128 * COLUMNS
+_AT_ONCE = 1 << 18  # numbers of 32 bits that are moved between two pauses: a millisecond or less
 DTYPES = {torch.bfloat16: 0, torch.float32: 1}
 PARTS = ("norms", "linear", "rope", "attention", "head")  # of a forward, as `Scratch.seconds` times
 INT8, INT4 = 2, 3  # kinds of linear layers beside the dtypes
@@ -144,8 +147,14 @@ def _whole_blocks(rows: Tensor) -> Tensor:
 def _pack(weight: Tensor, inputs_together: int) -> Tensor:
     assert inputs_together * weight.itemsize == 4
     groups = _whole_blocks(weight).view(torch.int32)  # what stays together is moved as one number
-    packed = groups.view(-1, COLUMNS, groups.shape[1]).transpose(1, 2).contiguous()
-    return packed.view(weight.dtype).view(-1, groups.shape[1], COLUMNS, inputs_together)
+    width = groups.shape[1]
+    blocks = groups.view(-1, COLUMNS, width).transpose(1, 2)
+    packed = torch.empty(blocks.shape, dtype=torch.int32)
+    count = max(1, _AT_ONCE // (COLUMNS * width))
+    for start in range(0, len(blocks), count):
+        packed[start : start + count] = blocks[start : start + count]
+        give_way()
+    return packed.view(weight.dtype).view(-1, width, COLUMNS, inputs_together)
 
 
 def pack_weight(weight: Tensor) -> Tensor:
@@ -180,9 +189,14 @@ def row_bytes(inputs: int) -> int:
 
 def pack_int8(weight: Int8Weight) -> PackedIntegers:
     """(blocks, inputs / 4, 32, 4) bytes, each 128 more than the integer; inputs are padded to whole groups of 64."""
-    values = weight.values.view(torch.uint8) ^ 128
-    values = torch.nn.functional.pad(values, (0, -values.shape[1] % SHIFT_INPUTS))
-    return PackedIntegers(INT8, _pack(values, 4), _whole_blocks(weight.scale))
+    values = weight.values.view(torch.uint8)
+    missing = -values.shape[1] % SHIFT_INPUTS
+    parts = [
+        _pack(torch.nn.functional.pad(values[start : start + _ROWS_AT_ONCE] ^ 128, (0, missing)), 4)
+        for start in range(0, len(values), _ROWS_AT_ONCE)
+    ]
+    packed = parts[0] if len(parts) == 1 else torch.cat(parts)
+    return PackedIntegers(INT8, packed, _whole_blocks(weight.scale))
 
 
 def pack_int4(weight: Int4Weight) -> PackedIntegers:

@@ -314,7 +314,7 @@ def test_the_llama_family_takes_the_fast_path(tiny_model: Callable[..., Path], f
 
 def test_the_plan_loads_no_weights(default_model_folder: Path, monkeypatch) -> None:
     monkeypatch.setattr("core.model.weights.MappedWeights", None)
-    lines = plan_only(ModelConfig(), EngineConfig(device="cpu"), KVCacheConfig(num_blocks=1024))
+    lines, _ = plan_only(ModelConfig(), EngineConfig(device="cpu"), KVCacheConfig(num_blocks=1024))
     text = "\n".join(lines)
     sizes = {
         257,

@@ -163,7 +163,7 @@ def test_the_memory_plan_knows_the_size_of_quantized_weights(
         EngineConfig(device="cpu"),
         KVCacheConfig(num_blocks=64),
     )
-    (line,) = (text for text in plan_only(*settings) if text.startswith("memory:"))
+    (line,) = (text for text in plan_only(*settings)[0] if text.startswith("memory:"))
     planned = float(line.partition("weights ")[2].split()[0])
     held = load_model(*settings, lambda message, fraction: None).weights_bytes / 2**20
     assert planned == pytest.approx(held, rel=0.02)

@@ -13,7 +13,7 @@ import pytest
 
 from core.errors import ConfigError, InvalidValue, ModelRefused, UnsupportedValue
 from core.model.tokenizer import Tokenizer
-from core.model.tokenizer_files import load_tokenizer
+from core.model.tokenizer_files import MAX_KEPT, keep_tokenizer, load_tokenizer
 
 TEXTS = [
     "Hello world",
@@ -445,3 +445,24 @@ def test_added_tokens_keep_their_own_text(tmp_path: Path) -> None:
     assert changed.piece is not None
     for token_id in (size, size + 1):
         assert changed.piece(token_id) == changed.decode([token_id]) != ""
+
+
+def test_the_tokenizer_of_a_model_that_comes_back_is_used_again(tmp_path: Path) -> None:
+    families.write_tokenizer(tmp_path)
+    first = keep_tokenizer(tmp_path, eos_token_ids=(2,))
+    assert keep_tokenizer(tmp_path, eos_token_ids=(2,)) is first
+    assert keep_tokenizer(tmp_path, eos_token_ids=(1, 2)).eos_token_ids == (1, 2)
+    template = tmp_path / "mine.jinja"
+    template.write_text("one")
+    with_template = keep_tokenizer(tmp_path, template_file=str(template))
+    assert with_template.has_chat_template
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<|endoftext|>", "new": 1}')
+    assert keep_tokenizer(tmp_path, eos_token_ids=(2,)) is not first
+
+
+def test_tokenizers_that_nobody_has_used_for_long_are_let_go(tmp_path: Path) -> None:
+    families.write_tokenizer(tmp_path)
+    first = keep_tokenizer(tmp_path, eos_token_ids=(0,))
+    for end in range(1, MAX_KEPT + 1):
+        keep_tokenizer(tmp_path, eos_token_ids=(end,))
+    assert keep_tokenizer(tmp_path, eos_token_ids=(0,)) is not first

@@ -1,0 +1,46 @@
+"""The lines of `--plan`: what the configured models would take, from their files' heads; no weight is loaded."""
+
+from __future__ import annotations
+
+import sys
+
+from core.config import MIB
+from server.config import ServerConfig
+from server.config_models import public_name
+from server.models.residents import budget_of
+
+
+def plan_lines(config: ServerConfig) -> list[str]:
+    """Each model's memory sum; of several also whether they fit together. Imports torch, and may fetch a model's files.
+
+    Raises `ModelRefused` and `ConfigError`, as loading would."""
+    from core.model.device import available_bytes, choose_device
+    from core.model.loader import plan_only
+
+    if not config.models:
+        lines, _ = plan_only(config.model, config.engine, config.kv_cache, _report)
+        return lines
+    budget = budget_of(config.models_memory_mib, available_bytes(choose_device(config.engine)))
+    lines, taken = [], {}
+    for entry in config.models:
+        name = public_name(entry)
+        told, taken[name] = plan_only(entry, config.engine, config.kv_cache, _report, budget)
+        lines += [f"{name}{' (pinned)' if entry.pinned else ''}:", *(f"  {line}" for line in told)]
+    each = ", ".join(f"{name} {size / MIB:,.0f}" for name, size in taken.items())
+    together = sum(taken.values())
+    fit = "all fit" if together <= budget else "they take turns"
+    lines.append(
+        f"models: {each}; together {together / MIB:,.0f} of {budget / MIB:,.0f} MiB: {fit}"
+    )
+    pinned = {public_name(entry) for entry in config.models if entry.pinned}
+    for name in taken:
+        if sum(taken[each] for each in pinned | {name}) > budget:
+            lines.append(
+                f"warning: {name} does not fit beside what is pinned, and cannot be loaded"
+            )
+    return lines
+
+
+def _report(message: str, progress: float | None = None) -> None:
+    if progress is None:
+        print(message, file=sys.stderr)
