@@ -11,6 +11,7 @@ import logging
 import queue
 import threading
 import time
+import weakref
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -176,7 +177,7 @@ class MaskWorker:
     """One thread, started when the first grammar comes. A stuck one is left behind and replaced."""
 
     def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[_Job] | None = None
+        self._jobs: queue.SimpleQueue[_Job | None] | None = None
         self._job: _Job | None = None
 
     def begin(self, sequences: list[Sequence], drafts: list[tuple[int, ...]] | None = None) -> None:
@@ -210,6 +211,8 @@ class MaskWorker:
         if self._jobs is None:
             self._jobs = queue.SimpleQueue()
             arguments = (self._jobs,)
+            # a thread must not outlive who asks it: with its model, one of several, it goes
+            weakref.finalize(self, self._jobs.put, None).atexit = False
             threading.Thread(
                 target=_work, args=arguments, name="noria-grammar", daemon=True
             ).start()
@@ -231,9 +234,8 @@ class _Job:
         self.is_done = threading.Event()
 
 
-def _work(jobs: queue.SimpleQueue[_Job]) -> None:
-    while True:
-        job = jobs.get()
+def _work(jobs: queue.SimpleQueue[_Job | None]) -> None:
+    while (job := jobs.get()) is not None:
         for state, sequence, draft in job.rows:
             try:
                 state.follow(sequence.token_ids, sequence.num_prompt_tokens)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 
@@ -148,3 +149,16 @@ def test_a_grammar_that_takes_too_long_fails_alone(monkeypatch) -> None:
     assert time.monotonic() - started_s < 3 * follow.PATIENCE_S
     assert [s.grammar.failure for s in sequences] == [None, follow.TOO_SLOW, None, None]
     assert [s.grammar.mask is not None for s in sequences] == [True, False, True, True]
+
+
+def test_the_thread_that_follows_grammars_ends_with_its_model() -> None:
+    worker = MaskWorker()
+    sequence = Sequence("a", [0], SamplingParams())
+    sequence.grammar = GrammarState(COMPILER.compile(Grammar("regex", "[a-z]+")))
+    before = set(threading.enumerate())
+    worker.begin([sequence])
+    worker.finish()
+    (thread,) = set(threading.enumerate()) - before
+    del worker
+    thread.join(10)
+    assert not thread.is_alive()
