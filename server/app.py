@@ -90,7 +90,7 @@ def create_app(
         else OneModel(backend, metrics, config.price_per_hour)
     )
     app[VLLM] = backend if backend.name == "vllm" else beside
-    app[STATS] = StatsFeed(backend, metrics, config.engine)
+    app[STATS] = StatsFeed(backend, metrics, config.engine, samples=app[MODELS].samples)
     app.on_response_prepare.append(middlewares.decorate)
     app.cleanup_ctx.extend((_executor, _backend, _grammars, _stats))
     app.on_shutdown.extend((_end_stats, _fail_the_rest))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import orjson
@@ -38,13 +39,17 @@ class StatsFeed:
         metrics: Metrics,
         config: EngineConfig,
         interval_s: float = INTERVAL_S,
+        samples: Callable[[], dict[str, dict[str, Any]]] = dict,
     ) -> None:
+        """`samples`: those of `Models`, by name; empty where there is one model."""
         self._backend = backend
         self._metrics = metrics
         self._config = config
         self.interval_s = interval_s
         self._history: deque[tuple[float, ...]] = deque(maxlen=HISTORY_LENGTH)
         self._totals = self._read_totals()
+        self._read_samples = samples
+        self._generated: dict[str, int] = {}  # by each of several models, at the last sample
         self._sampled_s = time.monotonic()
         self._timer: asyncio.TimerHandle | None = None
         self._next: asyncio.Future[bytes] | None = None
@@ -124,7 +129,18 @@ class StatsFeed:
             "prompt_tokens": int(totals["prompt"]),
             "cached_prompt_tokens": int(totals["cached"]),
             "finished_requests": int(totals["finished"]),
+            "models": self._sample_models(elapsed_s),
         }
+
+    def _sample_models(self, elapsed_s: float) -> dict[str, dict[str, Any]]:
+        """Of each of several models what `Models.samples` tells, and its rate since the last sample."""
+        samples = self._read_samples()
+        before = self._generated
+        self._generated = {name: each["generated_tokens"] for name, each in samples.items()}
+        for name, each in samples.items():
+            news = each["generated_tokens"] - before.get(name, 0)
+            each["generated_tokens_per_s"] = round(news / elapsed_s, 1)
+        return samples
 
     def _read_totals(self) -> dict[str, float]:
         models = self._metrics.of_all_models()

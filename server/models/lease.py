@@ -61,6 +61,9 @@ class Models(Protocol):
     def states(self) -> dict[str, dict[str, Any]]:
         """State, and progress of loading, by name; empty where there is one model only."""
 
+    def samples(self) -> dict[str, dict[str, Any]]:
+        """What `/stats/stream` tells of each of several models, by name; empty where there is one model only."""
+
     def report(self) -> dict[str, Any]:
         """`ModelReports` of `server/protocol/admin_answers.py`."""
 
@@ -93,6 +96,9 @@ class OneModel:
         ]
 
     def states(self) -> dict[str, dict[str, Any]]:
+        return {}
+
+    def samples(self) -> dict[str, dict[str, Any]]:
         return {}
 
     def report(self) -> dict[str, Any]:

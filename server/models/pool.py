@@ -31,7 +31,7 @@ from server.config import ServerConfig
 from server.metrics import Metrics
 from server.models import overview
 from server.models.lease import Lease, ModelCard
-from server.models.report import report_all, report_slot
+from server.models.report import report_all, report_slot, sample_slot
 from server.models.residents import Residents
 from server.models.slot import RETRY_AFTER_S, UNAVAILABLE, Slot, make_slots
 
@@ -139,6 +139,9 @@ class ModelPool:
 
     def states(self) -> dict[str, dict[str, Any]]:
         return {name: slot.short() for name, slot in self._slots.items()}
+
+    def samples(self) -> dict[str, dict[str, Any]]:
+        return {name: sample_slot(slot) for name, slot in self._slots.items()}
 
     # --- requests ---
 

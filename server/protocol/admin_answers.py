@@ -11,7 +11,7 @@ class ModelReport(Exact):
     """Times are means since the start, over all loads; null before there is anything to tell.
 
     `tokens_per_s` counts generated tokens over the time of the model's own steps, `cost_per_million_tokens` is what
-    that time costs at `price_per_hour`. `memory_mib`: weights, activations and KV cache, as far as known.
+    that time costs at `price_per_hour`. `memory_mib`: weights, activations and KV cache; null while it is not loaded.
     """
 
     id: str

@@ -283,8 +283,21 @@ class Blocks(Exact):
     free: int
 
 
+class ModelSample(Exact):
+    """One of several models. `waiting` counts those that wait for it to be loaded too."""
+
+    state: Literal["unloaded", "loading", "loaded", "unloading", "failed"]
+    progress: float | None
+    running: int
+    waiting: int
+    blocks: Blocks
+    generated_tokens: int
+    generated_tokens_per_s: float
+
+
 class StatsSample(Exact):
-    """The state at this moment, rates since the last event, and totals since the start."""
+    """The state at this moment, rates since the last event, and totals since the start; of all models together, and in
+    `models` of each by name, where there are several."""
 
     phase: Literal["loading", "ready", "draining", "dead"]
     running: int
@@ -299,3 +312,4 @@ class StatsSample(Exact):
     prompt_tokens: int
     cached_prompt_tokens: int
     finished_requests: int
+    models: dict[str, ModelSample]

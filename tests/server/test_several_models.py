@@ -26,9 +26,10 @@ from server.app import create_app
 from server.backends.loading import LoadingSteps
 from server.config import build_config
 from server.config_models import public_name
+from server.keys import STATS
 from server.metrics import Metrics
 from server.models.pool import ModelPool
-from server.protocol import admin_answers
+from server.protocol import admin_answers, answers
 
 KEY = {"authorization": "Bearer root"}
 MODEL_MIB = 100
@@ -435,6 +436,33 @@ async def test_the_report_tells_what_each_model_does_and_costs(start_pool):
     assert second.cost_per_million_tokens == pytest.approx(
         1e6 / second.tokens_per_s * 3.6 / 3600, rel=0.01
     )
+
+
+async def test_a_model_that_was_unloaded_takes_no_memory(start_pool):
+    pooled = await start_pool("ab")
+    await pooled.text("b")
+    await pooled.pool.unload("b")
+    first, second = pooled.pool.report()["data"]
+    assert (first["memory_mib"], second["memory_mib"]) == (100, None)
+
+
+async def test_watchers_of_the_server_see_each_model(start_pool):
+    workshop = Workshop(step_time_s=0.002)
+    workshop.gates["c"] = threading.Event()
+    pooled = await start_pool("abc", workshop)
+    feed = pooled.client.app[STATS]
+    feed.sample()
+    asking = asyncio.create_task(pooled.text("c"))
+    await pooled.text("b", 20)
+    await pooled.until(lambda: pooled.pool.states()["c"].get("progress") == 0.25)
+    models = msgspec.convert(feed.sample(), answers.StatsSample).models
+    assert [models[name].state for name in "abc"] == ["loaded", "loaded", "loading"]
+    assert [models[name].generated_tokens for name in "abc"] == [0, 20, 0]
+    assert models["b"].generated_tokens_per_s > 0
+    assert (models["c"].waiting, models["c"].progress) == (1, 0.25)
+    assert models["b"].blocks.cached + models["b"].blocks.free > 0
+    workshop.gates["c"].set()
+    await asking
 
 
 @pytest.mark.parametrize(
