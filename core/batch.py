@@ -22,6 +22,7 @@ class Batch:
     sequences: tuple[Sequence, ...]
     num_scheduled_tokens: tuple[int, ...]
     drafts: tuple[tuple[int, ...], ...] = ()  # per row; empty: none has any
+    copies: tuple[tuple[int, int], ...] = ()  # (from, to) block: before anything is written
 
     def rows(self) -> Iterator[tuple[Sequence, int, tuple[int, ...]]]:
         """(sequence, number of scheduled tokens with its draft, draft)."""

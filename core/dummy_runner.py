@@ -79,6 +79,9 @@ class DummyRunner:
             self.on_run(step, batch)
         if step in self.failing_steps:
             raise RuntimeError("the dummy runner was told to fail")
+        if batch.copies:
+            sources, targets = zip(*batch.copies, strict=True)
+            self.write_blocks(list(targets), self.read_blocks(list(sources)))
         return [self._write(*row) for row in batch.rows()]
 
     def sample(self, batch: Batch, logits: Any) -> list[list[SampledToken]]:

@@ -22,6 +22,8 @@ class Runner(Protocol):
     def run(self, batch: Batch) -> Any:
         """One forward: writes K and V, returns logits (opaque to the engine). An exception ends the whole batch.
 
+        First the copies of `batch.copies` are made, each block as it was before any of them.
+
         In each layer the keys and values of all rows are written before any row attends: block tables of different
         rows may share blocks that this very step fills.
         """

@@ -1,7 +1,8 @@
 """`PrefixCache`: finds blocks that already hold the keys and values of a prompt's beginning.
 
 Each full block has a digest: SHA-256 over the digest of the block before it and its own token ids, so that a digest
-stands for the whole prefix. Knows the pool only to mark contents as findable; never changes a reference count. Used by
+stands for the whole prefix. Where a prefix ends inside a block, the known block that shares the longest beginning is
+found by its tokens. Knows the pool only to mark contents as findable; never changes a reference count. Used by
 `Scheduler` only. The scheme is vLLM's automatic prefix caching; radix trees
 (SGLang, https://arxiv.org/abs/2312.07104) find the same prefixes.
 """
@@ -13,6 +14,7 @@ from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from core.block_beginnings import BlockBeginnings
 from core.block_pool import BlockPool
 from core.sequence import Sequence
 
@@ -25,7 +27,7 @@ class Entry:
 
     block_id: int
     depth: int  # index of the block in its sequence
-    tokens: bytes  # as int64
+    tokens: bytes  # as int64; fewer than a block has, if it is the last of a sequence that ended
     parent: bytes
 
 
@@ -43,9 +45,12 @@ class PrefixCache:
         self, pool: BlockPool, block_size: int, digest: Callable[[bytes], bytes] = sha256
     ) -> None:
         self._pool = pool
-        self._block_size = block_size
+        self.block_size = block_size
+        self.min_beginning = max(1, block_size // 4)  # tokens that are worth a copy, or the wait of a step
         self._digest = digest
         self._entries: dict[bytes, Entry] = {}
+        self._beginnings = BlockBeginnings()
+        self._fresh: dict[bytes, None] = {}  # not yet in `_beginnings`
         self._digest_of_block: dict[int, bytes] = {}
         # Told of each block that becomes known (True) or is forgotten: digest and index in its sequence.
         self.on_change: Callable[[bytes, int, bool], None] | None = None
@@ -59,7 +64,7 @@ class PrefixCache:
 
     def digests(self, sequence: Sequence) -> list[bytes]:
         """Of all blocks that `find` may return."""
-        num_blocks = (sequence.num_tokens - 1) // self._block_size
+        num_blocks = (sequence.num_tokens - 1) // self.block_size
         for index in range(len(sequence.block_digests), num_blocks):
             self._digest_at(sequence, index, self._tokens(sequence, index))
         return sequence.block_digests[:num_blocks]
@@ -67,7 +72,7 @@ class PrefixCache:
     def find(self, sequence: Sequence) -> list[int]:
         """The blocks of the longest known prefix; never all tokens, since one must be computed to be sampled."""
         found: list[int] = []
-        for index in range((sequence.num_tokens - 1) // self._block_size):
+        for index in range((sequence.num_tokens - 1) // self.block_size):
             tokens = self._tokens(sequence, index)
             entry = self._entries.get(self._digest_at(sequence, index, tokens))
             if entry is None or entry.depth != index or entry.tokens != tokens:
@@ -78,7 +83,7 @@ class PrefixCache:
     def publish(self, sequence: Sequence, num_tokens: int) -> None:
         """Makes the full blocks among its first `num_tokens` tokens findable, as far as they are not yet. The caller
         promises that their contents are written before anyone reads them."""
-        num_full = num_tokens // self._block_size
+        num_full = num_tokens // self.block_size
         for index in range(sequence.num_published_blocks, num_full):
             tokens = self._tokens(sequence, index)
             digest = self._digest_at(sequence, index, tokens)
@@ -86,9 +91,38 @@ class PrefixCache:
                 continue  # the same prefix, held by another block: that one stays the known one
             block_id = sequence.block_ids[index]
             assert block_id not in self._digest_of_block, "a block was published twice"
-            parent = sequence.block_digests[index - 1] if index else _ROOT
-            self._add(digest, Entry(block_id, index, tokens, parent))
+            self._add(digest, Entry(block_id, index, tokens, self._parent(sequence, index)))
         sequence.num_published_blocks = max(sequence.num_published_blocks, num_full)
+
+    def publish_end(self, sequence: Sequence) -> None:
+        """Before its blocks are released: makes the last one findable too, which is computed in part, unless another
+        begins with the same tokens. So the next turn of a conversation goes on where this one ended."""
+        num_computed = min(sequence.num_computed_tokens, sequence.num_tokens)
+        self.publish(sequence, num_computed)
+        depth, count = divmod(num_computed, self.block_size)
+        if count < self.min_beginning or depth < sequence.num_published_blocks:
+            return
+        start = num_computed - count
+        tokens = array("q", sequence.token_ids[start:num_computed]).tobytes()
+        parent = self._parent(sequence, depth)
+        digest = self._digest(parent + tokens)
+        if digest not in self._entries and self._beginnings.find(parent, tokens)[1] < count:
+            self._add(digest, Entry(sequence.block_ids[depth], depth, tokens, parent))
+
+    def settle(self) -> None:
+        """At the start of a step: all that was published is computed now, and its beginnings can be copied."""
+        for digest in self._fresh:
+            entry = self._entries[digest]
+            self._beginnings.add(entry.parent, entry.tokens, entry.block_id)
+        self._fresh.clear()
+
+    def find_beginning(
+        self, sequence: Sequence, depth: int, token_ids: list[int]
+    ) -> tuple[int, int]:
+        """Of the computed blocks behind the first `depth` of a sequence, which `find` has found, the one that begins
+        with most of these tokens, and with how many: (-1, 0) if none does."""
+        tokens = array("q", token_ids).tobytes()
+        return self._beginnings.find(self._parent(sequence, depth), tokens)
 
     def get(self, digest: bytes) -> Entry | None:
         return self._entries.get(digest)
@@ -131,6 +165,7 @@ class PrefixCache:
     def _add(self, digest: bytes, entry: Entry) -> None:
         self._entries[digest] = entry
         self._digest_of_block[entry.block_id] = digest
+        self._fresh[digest] = None
         self._pool.keep(entry.block_id)
         self._tell(digest, entry.depth, is_known=True)
 
@@ -139,6 +174,8 @@ class PrefixCache:
         forgotten = self._entries
         self._entries = {}
         self._digest_of_block.clear()
+        self._beginnings.clear()
+        self._fresh.clear()
         for digest, entry in forgotten.items():
             self._tell(digest, entry.depth, is_known=False)
 
@@ -146,18 +183,28 @@ class PrefixCache:
         assert len(self._entries) == len(self._digest_of_block)
         for digest, entry in self._entries.items():
             assert self._digest_of_block[entry.block_id] == digest
+        assert self._fresh.keys() <= self._entries.keys()
+        assert len(self._beginnings) + len(self._fresh) == len(self._entries)
 
     def _forget(self, block_id: int) -> None:
         digest = self._digest_of_block.pop(block_id)
-        self._tell(digest, self._entries.pop(digest).depth, is_known=False)
+        entry = self._entries.pop(digest)
+        if digest in self._fresh:
+            del self._fresh[digest]
+        else:
+            self._beginnings.remove(entry.parent, entry.tokens, block_id)
+        self._tell(digest, entry.depth, is_known=False)
+
+    def _parent(self, sequence: Sequence, depth: int) -> bytes:
+        return sequence.block_digests[depth - 1] if depth else _ROOT
 
     def _tell(self, digest: bytes, depth: int, *, is_known: bool) -> None:
         if self.on_change is not None:
             self.on_change(digest, depth, is_known)
 
     def _tokens(self, sequence: Sequence, index: int) -> bytes:
-        start = index * self._block_size
-        return array("q", sequence.token_ids[start : start + self._block_size]).tobytes()
+        start = index * self.block_size
+        return array("q", sequence.token_ids[start : start + self.block_size]).tobytes()
 
     def _digest_at(self, sequence: Sequence, index: int, tokens: bytes) -> bytes:
         digests = sequence.block_digests

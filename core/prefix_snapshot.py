@@ -1,9 +1,9 @@
 """`SnapshotFile`: the prefix cache on disk, so that a restart does not make everybody's first request cold.
 
 A file is one line of JSON (format, fingerprint of all that keys and values depend on, pinned prefixes), then frames of
-blocks, the most valuable first and every block behind the one before it in its prefix, then a SHA-256 of all that. It
-is written beside the steps, takes its place in one rename, and is believed only if fingerprint and checksum are right.
-Knows blocks, digests and bytes, no tensors. Used by `Engine`; made by whoever loads a model.
+blocks with their token ids, the most valuable first and every block behind the one before it in its prefix, then a
+SHA-256 of all that. It is written beside the steps, takes its place in one rename, and is believed only if fingerprint
+and checksum are right. Knows blocks, digests and bytes, no tensors. Used by `Engine`; made by whoever loads a model.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ from core.errand import Bits
 from core.errors import Busy, PinnedFull, SnapshotRefused
 from core.interfaces import Runner
 from core.pinned_prefixes import PinnedPrefixes
-from core.prefix_cache import PrefixCache
+from core.prefix_cache import Entry, PrefixCache
 from core.snapshot_writer import SnapshotWriter
 
 _log = logging.getLogger("noria.engine")
 
-FORMAT = 1
+FORMAT = 2
 FRAME_BYTES = 4 << 20  # copied at once, between two steps: about 2 ms
 MAX_HEADER_BYTES = 16 << 20
 PAUSE_S = 0.001  # while there is nothing to do but wait for the disk
 FAREWELL_S = 3.0  # for copying at a shutdown
 _COUNT = struct.Struct("<I")
+_HEAD = struct.Struct("<iI")  # the block before it, and how many tokens it has; behind it their ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +105,16 @@ class SnapshotFile:
         block_bytes = self._runner.block_bytes
         wanted = self._cache.latest(self._max_bytes // block_bytes)
         places: dict[bytes, int] = {}
+        num_tokens = 0
         for frame in _batches(wanted, max(1, FRAME_BYTES // block_bytes)):
             if limit_s is not None and time.monotonic() - started_s > limit_s:
                 break
-            heads, block_ids = self._take(frame, places)
-            if block_ids:
-                writer.put(_COUNT.pack(len(block_ids)) + b"".join(heads))
-                writer.put(self._runner.read_blocks(block_ids))
+            entries = self._take(frame, places)
+            if entries:
+                heads = b"".join(self._head(entry, places) for entry in entries)
+                writer.put(_COUNT.pack(len(entries)) + heads)
+                writer.put(self._runner.read_blocks([entry.block_id for entry in entries]))
+                num_tokens += sum(len(entry.tokens) // 8 for entry in entries)
             yield
             while writer.is_full:
                 time.sleep(PAUSE_S)
@@ -123,24 +127,24 @@ class SnapshotFile:
             time.sleep(PAUSE_S)
             yield
         writer.check()
-        num_blocks = len(places)
         seconds = time.monotonic() - started_s
-        return SnapshotReport(num_blocks, num_blocks * self._block_size, writer.size_bytes, seconds)
+        return SnapshotReport(len(places), num_tokens, writer.size_bytes, seconds)
 
-    def _take(
-        self, digests: list[bytes], places: dict[bytes, int]
-    ) -> tuple[list[bytes], list[int]]:
-        """Heads and ids of those blocks that are still there, and whose predecessors are in the file."""
-        heads, block_ids = [], []
+    def _take(self, digests: list[bytes], places: dict[bytes, int]) -> list[Entry]:
+        """Those blocks that are still there, and whose predecessors are in the file."""
+        entries = []
         for digest in digests:
             entry = self._cache.get(digest)
             if entry is None or (entry.depth and entry.parent not in places):
                 continue
-            place = places[entry.parent] if entry.depth else -1
-            heads.append(struct.pack("<i", place) + entry.tokens)
-            block_ids.append(entry.block_id)
+            entries.append(entry)
             places[digest] = len(places)
-        return heads, block_ids
+        return entries
+
+    def _head(self, entry: Entry, places: dict[bytes, int]) -> bytes:
+        place = places[entry.parent] if entry.depth else -1
+        tokens = entry.tokens.ljust(8 * self._block_size, b"\0")
+        return _HEAD.pack(place, len(entry.tokens) // 8) + tokens
 
     def _tokens_of(self, block_ids: list[int]) -> list[int]:
         return [token for block_id in block_ids for token in self._cache.tokens_of(block_id)]
@@ -165,8 +169,9 @@ class SnapshotFile:
             with contextlib.suppress(PinnedFull):  # the pool is smaller than it was
                 self._pins.pin(pin["tokens"], pin["label"])
         self._pool.release(block_ids)  # the most valuable last, so that it is evicted last
+        num_tokens = sum(len(tokens) // 8 for _, tokens in heads)
         seconds = time.monotonic() - started_s
-        return SnapshotReport(num_blocks, num_blocks * self._block_size, size_bytes, seconds)
+        return SnapshotReport(num_blocks, num_tokens, size_bytes, seconds)
 
     def _read(self, file: BinaryIO) -> tuple[list[Any], list[tuple[int, bytes]], list[int]]:
         """Pins, heads and the blocks that now hold the contents. The pool is left as it was if anything is wrong."""
@@ -177,8 +182,10 @@ class SnapshotFile:
             heads = [head for frame in self._frames(file, checksum, block_ids) for head in frame]
             if file.read() != checksum.digest():
                 raise SnapshotRefused("it is damaged")
-            if not all(-1 <= place < index for index, (place, _) in enumerate(heads)):
-                raise SnapshotRefused("it is damaged")
+            full = 8 * self._block_size
+            for index, (place, _) in enumerate(heads):
+                if not (-1 <= place < index and (place < 0 or len(heads[place][1]) == full)):
+                    raise SnapshotRefused("it is damaged")
             return pins, heads[: len(block_ids)], block_ids
         except BaseException:
             self._pool.release(block_ids)
@@ -203,7 +210,8 @@ class SnapshotFile:
         self, file: BinaryIO, checksum: Any, block_ids: list[int]
     ) -> Iterator[list[tuple[int, bytes]]]:
         """The heads of one frame after the other. Contents go into blocks as long as the pool has any."""
-        head_bytes, block_bytes = 4 + 8 * self._block_size, self._runner.block_bytes
+        block_bytes = self._runner.block_bytes
+        head_bytes = _HEAD.size + 8 * self._block_size
         most, is_room = max(1, FRAME_BYTES // block_bytes), True
         while count := _COUNT.unpack(_exactly(file, _COUNT.size, checksum))[0]:
             if count > most:
@@ -215,12 +223,15 @@ class SnapshotFile:
                 block_ids += taken
                 self._runner.write_blocks(taken, memoryview(data))
             yield [
-                (
-                    struct.unpack_from("<i", heads, start)[0],
-                    bytes(heads[start + 4 : start + head_bytes]),
-                )
+                self._parse_head(heads[start : start + head_bytes])
                 for start in range(0, len(heads), head_bytes)
             ]
+
+    def _parse_head(self, head: bytes | bytearray) -> tuple[int, bytes]:
+        place, count = _HEAD.unpack_from(head)
+        if not 0 < count <= self._block_size:
+            raise SnapshotRefused("it is damaged")
+        return place, bytes(head[_HEAD.size : _HEAD.size + 8 * count])
 
 
 def _exactly(file: BinaryIO, count: int, checksum: Any) -> bytearray:

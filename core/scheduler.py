@@ -16,6 +16,7 @@ from core.block_pool import BlockPool
 from core.config import CacheConfig, EngineConfig
 from core.pinned_prefixes import PinnedPrefixes
 from core.prefix_cache import PrefixCache
+from core.prefix_hits import PrefixHits, find_hits
 from core.prefix_order import PASSED_OVER_PER_SEAT, LongestPrefixQueue
 from core.sequence import Sequence, SequenceStatus
 from core.step_budget import StepBudget
@@ -61,6 +62,7 @@ class Scheduler:
             most = PASSED_OVER_PER_SEAT * self._max_running
             self.waiting = LongestPrefixQueue(prefix_cache, most)
         self.running: list[Sequence] = []  # oldest first
+        self._copies: list[tuple[int, int]] = []  # of the step that is being planned
         self.total_preemptions = 0
         self.total_recomputed_tokens = 0
         self.total_prefix_queries = 0
@@ -76,10 +78,15 @@ class Scheduler:
     def schedule(self, now_s: float) -> Batch:
         """The next step. Empty only if nothing runs and nothing waits."""
         preemptions_before = self.total_preemptions
+        if self._prefix_cache is not None:
+            self._prefix_cache.settle()
         rows, budget = self._plan_running()
         if self.total_preemptions == preemptions_before:
             self._admit(rows, budget, now_s)
-        return Batch(tuple(row[0] for row in rows), tuple(row[1] for row in rows))
+        sequences, counts = zip(*rows, strict=True) if rows else ((), ())
+        copies, self._copies = tuple(self._copies), []
+        self._pool.release([source for source, _ in copies])  # they were held for the plan
+        return Batch(sequences, counts, copies=copies)
 
     def reserve(self, sequence: Sequence, num_tokens: int) -> int:
         """Blocks for a draft behind the known tokens; returns for how many there is room. At nobody's cost: it takes
@@ -116,8 +123,7 @@ class Scheduler:
         elif keeps_seat and self._policy == "static":
             sequence.num_computed_tokens -= 1
         else:
-            self.running.remove(sequence)
-            self._pool.release(sequence.block_ids)
+            self._take_out(sequence)
         if all(seat.is_finished for seat in self.running):
             self._clear_seats()
 
@@ -231,8 +237,7 @@ class Scheduler:
         return True
 
     def _preempt(self, sequence: Sequence) -> None:
-        self.running.remove(sequence)
-        self._pool.release(sequence.block_ids)
+        self._take_out(sequence)
         sequence.status = SequenceStatus.WAITING
         sequence.num_preemptions += 1
         sequence.num_table_cuts += 1
@@ -251,7 +256,7 @@ class Scheduler:
             if budget <= 0 and not is_static:
                 return
             sequence = self.waiting.next()
-            hits = self._find_room(sequence)
+            hits = self._find_room(sequence, rows)
             if hits is None:
                 return
             self.waiting.take(sequence)
@@ -259,19 +264,25 @@ class Scheduler:
             if budget > 0:
                 budget -= self._plan_row(rows, sequence, budget)
 
-    def _find_room(self, sequence: Sequence) -> list[int] | None:
-        """The cached blocks of its prefix if there is room for the rest and some headroom, else None."""
+    def _find_room(self, sequence: Sequence, rows: list[tuple[Sequence, int]]) -> PrefixHits | None:
+        """What is cached of it if there is room for the rest and some headroom; None if not, or if this step computes
+        what it can copy in the next."""
         available = self._pool.num_available
         headroom = self._headroom(sequence) if self.running else 0
         if available <= headroom:
             return None
-        hits = []
+        hits = PrefixHits()
         if self._prefix_cache is not None and sequence.pool is None:  # a pool needs every token
-            hits = self._prefix_cache.find(sequence)
-        needed = self._blocks_for(sequence.num_tokens) - len(hits) + self._pool.num_idle(hits)
+            hits = find_hits(self._prefix_cache, sequence, rows)
+            if hits.is_growing and self._policy != "static":
+                return None
+        needed = self._blocks_for(sequence.num_tokens) - len(hits.block_ids)
+        needed += self._pool.num_idle(hits.block_ids)
         if needed + headroom > available:
             assert self.running, "a prompt was accepted that does not fit the empty pool"
             return None
+        if needed + self._pool.num_idle(hits.sources) > available:
+            return hits.without_copy()
         return hits
 
     def _headroom(self, candidate: Sequence) -> int:
@@ -290,13 +301,15 @@ class Scheduler:
         # The last token is sampled but never computed, so it needs no place.
         return self._blocks_for(limit - 1) - self._blocks_for(sequence.num_tokens)
 
-    def _start(self, sequence: Sequence, hits: list[int], now_s: float) -> None:
-        self._pool.take(hits)
-        sequence.block_ids += hits
-        num_blocks = self._blocks_for(sequence.num_tokens) - len(hits)
-        sequence.block_ids += self._pool.allocate(num_blocks)
-        sequence.num_computed_tokens = len(hits) * self._block_size
-        sequence.num_published_blocks = len(hits)
+    def _start(self, sequence: Sequence, hits: PrefixHits, now_s: float) -> None:
+        self._pool.take(hits.block_ids)
+        self._pool.take(hits.sources)
+        num_shared = len(hits.block_ids)
+        new = self._pool.allocate(self._blocks_for(sequence.num_tokens) - num_shared)
+        self._copies += [(source, new[0]) for source in hits.sources]
+        sequence.block_ids += hits.block_ids + new
+        sequence.num_computed_tokens = num_shared * self._block_size + hits.num_copied
+        sequence.num_published_blocks = num_shared
         sequence.status = SequenceStatus.RUNNING
         if not sequence.first_token_s:
             sequence.scheduled_s = now_s
@@ -322,8 +335,13 @@ class Scheduler:
     def _clear_seats(self) -> None:
         """Takes finished sequences (policy `static`) out of the batch."""
         for sequence in [sequence for sequence in self.running if sequence.is_finished]:
-            self.running.remove(sequence)
-            self._pool.release(sequence.block_ids)
+            self._take_out(sequence)
+
+    def _take_out(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        if self._prefix_cache is not None:
+            self._prefix_cache.publish_end(sequence)
+        self._pool.release(sequence.block_ids)
 
     def _blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self._block_size)

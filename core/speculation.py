@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from core.batch import Batch
@@ -176,7 +176,7 @@ class Speculator:
                 counts[candidate.row] += len(draft)
         if not any(drafts):
             return batch
-        return Batch(batch.sequences, tuple(counts), tuple(drafts))
+        return replace(batch, num_scheduled_tokens=tuple(counts), drafts=tuple(drafts))
 
     def _find_candidates(self, decodes: list[tuple[int, Sequence]]) -> list[_Candidate]:
         budget = _INDEXED_PER_STEP

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -57,6 +58,21 @@ class KVCache:
     @property
     def block_bytes(self) -> int:
         return self.size_bytes // self.num_blocks
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """From the first block of each pair to the second, keys, values and scales; all are read as they were before.
+        No block may be written twice."""
+        assert 0 <= min(map(min, pairs)) <= max(map(max, pairs)) < self.num_blocks
+        sources, targets = map(list, zip(*pairs, strict=True))
+        for layer in self.layers:
+            for tensor in layer.tensors():
+                if (
+                    tensor.device.type == "cpu"
+                ):  # so few bytes are not worth waking the team's threads
+                    raw = tensor.view(torch.uint8).flatten(1).numpy()
+                    raw[targets] = raw[sources]
+                else:
+                    tensor[targets] = tensor[sources]
 
     def read_blocks(self, block_ids: list[int]) -> memoryview:
         """A copy of the contents: layer by layer keys, values and their scales, in each tensor block by block."""

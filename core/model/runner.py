@@ -62,6 +62,8 @@ class ModelRunner:
     def run(self, batch: Batch) -> StepLogits:
         """One forward; see `Runner.run`."""
         step = self._inputs.build(batch)
+        if batch.copies:
+            self.kv_cache.copy_blocks(batch.copies)
         drafts = batch.drafts
         self._masks.begin(
             [batch.sequences[row] for row in step.ready],

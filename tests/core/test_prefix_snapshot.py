@@ -73,6 +73,16 @@ def test_what_was_cached_is_cached_after_a_restart(tmp_path: Path) -> None:
     )
 
 
+def test_the_end_of_a_conversation_survives_inside_its_block(tmp_path: Path) -> None:
+    engine = engine_with(tmp_path / "file")
+    prompt = SYSTEM + "Hi you"
+    cached_of(engine, prompt)
+    assert save(engine).num_tokens == 25
+    again = engine_with(tmp_path / "file")
+    restore(again)
+    assert cached_of(again, prompt + solo_text(prompt.encode(), 4) + "!") == 25
+
+
 def test_without_a_file_the_cache_begins_empty(tmp_path: Path) -> None:
     engine = engine_with(tmp_path / "absent")
     assert restore(engine) is None
@@ -168,7 +178,7 @@ def test_the_order_of_eviction_survives(tmp_path: Path) -> None:
     restore(again)
     cached_of(again, "x" * 29, max_tokens=1)  # 8 blocks of 16, and 9 are cached
     cached_of(again, "y" * 9, max_tokens=1)  # 3 more
-    assert cached_of(again, "c" * 12, max_tokens=1) == 8
+    assert cached_of(again, "c" * 12, max_tokens=1) == 11
     assert cached_of(again, "a" * 12, max_tokens=1) == 0
 
 
@@ -303,7 +313,7 @@ def test_restored_keys_and_values_have_the_same_bits(
     path = tmp_path / "file"
     model = ModelConfig(name=str(tiny_model(family, **changes)), dtype="float32")
     kv_cache = KVCacheConfig(num_blocks=40, dtype=kv_dtype, snapshot_file=str(path))
-    prompt = [3 + 7 * i % 90 for i in range(50)]
+    prompt = [3 + 7 * i % 90 for i in range(64)]
     params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, logprobs=0)
 
     def load() -> Engine:
@@ -316,12 +326,12 @@ def test_restored_keys_and_values_have_the_same_bits(
     engine = load()
     cold = engine.generate([prompt], params)[0]
     warm = engine.generate([prompt], params)[0]
-    assert (cold.num_cached_tokens, warm.num_cached_tokens) == (0, 48)
+    assert (cold.num_cached_tokens, warm.num_cached_tokens) == (0, 63)
     save(engine)
     again = load()
     assert restore(again) is not None
     restored = again.generate([prompt], params)[0]
-    assert restored.num_cached_tokens == 48
+    assert restored.num_cached_tokens == 63
     assert restored.logprobs == warm.logprobs
 
 

@@ -36,7 +36,7 @@ def chunks_beside_streams(
         engine.add(Sequence(f"s{i}", [65 + i] * 10, greedy(4000)))
     for _ in range(20):
         engine.step()
-    long = Sequence("long", [66] * 4000, greedy(2))
+    long = Sequence("long", [64] * 4000, greedy(2))
     engine.add(long)
     chunks, durations_s = [], []
     while not long.num_output_tokens:

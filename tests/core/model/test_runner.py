@@ -9,6 +9,7 @@ from tiny_decoders import CONFIGS, build, prompts
 from core.batch import Batch
 from core.config import CacheConfig, ModelShape
 from core.model.attention import choose_kernels
+from core.model.kv_cache import KVCache
 from core.model.runner import ModelRunner
 from core.model.threads import available_cores
 from core.sampling_params import SamplingParams
@@ -126,3 +127,16 @@ def test_a_token_id_out_of_range_stops_the_step_before_memory_is_read(pair) -> N
 
 def test_cores_are_those_the_process_may_use() -> None:
     assert available_cores() >= 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+def test_blocks_are_copied_whole_as_they_were_before(dtype: torch.dtype) -> None:
+    cache = KVCache.allocate(2, 6, 3, 4, 8, dtype, value_head_dim=5)
+    for layer in cache.layers:
+        for tensor in layer.tensors():
+            numbers = torch.arange(tensor.numel()) % 100
+            tensor.copy_(numbers.view(tensor.shape))
+    before = [bytes(cache.read_blocks([block_id])) for block_id in range(6)]
+    cache.copy_blocks([(0, 3), (3, 4), (0, 5)])
+    after = [bytes(cache.read_blocks([block_id])) for block_id in range(6)]
+    assert after == [before[place] for place in (0, 1, 2, 0, 3, 0)]

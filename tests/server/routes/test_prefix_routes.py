@@ -40,7 +40,7 @@ async def test_a_pinned_prefix_is_warm_for_the_first_request_and_after_a_flood(s
         "cached_tokens": 0,
         "pinned_tokens": 48,
     }
-    assert await cached_tokens(server, SYSTEM + " Hello!") == 48
+    assert await cached_tokens(server, SYSTEM + " Hello!") == 56
     for number in range(12):
         assert await cached_tokens(server, f"{number:02}" * 50) == 0
     assert await cached_tokens(server, SYSTEM + " Hello!") == 48
@@ -79,7 +79,7 @@ async def test_without_a_pin_a_prefix_is_only_computed(start_server):
     server = await start_server(SETTINGS)
     made = await post(server, {"prompt": SYSTEM, "pin": False})
     assert (made["id"], made["pinned_tokens"]) == (None, 0)
-    assert await cached_tokens(server, SYSTEM + " Hello!") == 48
+    assert await cached_tokens(server, SYSTEM + " Hello!") == 56
     await server.idle()
 
 
@@ -166,12 +166,12 @@ async def test_a_snapshot_makes_the_first_request_after_a_restart_warm(start_ser
     response = await server.client.post("/admin/prefixes/snapshot", headers=ADMIN)
     told = await response.json()
     assert response.status == 200
-    assert (told["object"], told["blocks"], told["tokens"]) == ("prefix.snapshot", 5, 80)
+    assert (told["object"], told["blocks"], told["tokens"]) == ("prefix.snapshot", 7, 102)
     assert told["bytes"] == (tmp_path / "prefixes").stat().st_size
     again = await start_server(settings)
-    assert again.backend.start_lines()[0].startswith("prefix snapshot: 80 tokens")
-    assert await cached_tokens(again, SYSTEM + " Hello!") == 48
-    assert await cached_tokens(again, "Another prompt of some length. And more of it.") == 32
+    assert again.backend.start_lines()[0].startswith("prefix snapshot: 102 tokens")
+    assert await cached_tokens(again, SYSTEM + " Hello!") == 56
+    assert await cached_tokens(again, "Another prompt of some length. And more of it.") == 45
     pins = (await listed(again))["data"]
     assert [(pin["id"], pin["label"]) for pin in pins] == [(made["id"], "assistant")]
 
@@ -182,7 +182,7 @@ async def test_a_shutdown_writes_the_snapshot(start_server, tmp_path):
     await cached_tokens(server, SYSTEM)
     await server.backend.stop(5)
     again = await start_server(settings)
-    assert await cached_tokens(again, SYSTEM + " Hello!") == 48
+    assert await cached_tokens(again, SYSTEM + " Hello!") == 56
     assert [path.name for path in tmp_path.iterdir()] == ["prefixes"]
 
 
