@@ -50,8 +50,16 @@ class ContextLengthExceeded(NoriaError):
     code = "context_length_exceeded"
 
 
+class PrefixTooShort(NoriaError):
+    """A prefix cannot be pinned, because it fills no block."""
+
+    status = 400
+    type = "invalid_request_error"
+    code = "prefix_too_short"
+
+
 class PinnedFull(NoriaError):
-    """A prefix cannot be pinned: it would leave the KV pool too little room, or it fills no block."""
+    """A prefix cannot be pinned: it would leave the KV pool too little room."""
 
     status = 400
     type = "invalid_request_error"
@@ -155,6 +163,14 @@ class ModelUnavailable(NoriaError):
 
     status = 503
     code = "model_unavailable"
+
+
+class ModelNotLoaded(NoriaError):
+    """One of several models is asked about what only a loaded one has; asking loads nothing."""
+
+    status = 409
+    type = "invalid_request_error"
+    code = "model_not_loaded"
 
 
 class ModelPinned(NoriaError):

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from core.block_pool import BlockPool
-from core.errors import PinnedFull
+from core.errors import PinnedFull, PrefixTooShort
 from core.prefix_cache import PrefixCache
 from core.sampling_params import SamplingParams
 from core.sequence import Sequence
@@ -49,13 +49,13 @@ class PinnedPrefixes:
         return len({block_id for pin in self for block_id in pin.block_ids})
 
     def check_room(self, token_ids: list[int]) -> None:
-        """Raises `PinnedFull` if these cannot be pinned, before anything is computed for them."""
+        """Raises `PinnedFull` or `PrefixTooShort` if these cannot be pinned, before anything is computed for them."""
         self._check(len(token_ids) // self._block_size, self._find(token_ids))
 
     def pin(self, token_ids: list[int], label: str) -> PinnedPrefix | None:
         """Pins the full blocks of a prompt; None if not all of them are cached. Pinning again changes the label only.
 
-        Raises `PinnedFull`.
+        Raises `PinnedFull` and `PrefixTooShort`.
         """
         found = self._find(token_ids)
         num_blocks = len(token_ids) // self._block_size
@@ -101,7 +101,7 @@ class PinnedPrefixes:
 
     def _check(self, num_blocks: int, found: list[int]) -> None:
         if not num_blocks:
-            raise PinnedFull(
+            raise PrefixTooShort(
                 f"A prefix is pinned in blocks of {self._block_size} tokens; this one has fewer.",
                 param="prompt",
             )

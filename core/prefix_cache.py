@@ -46,7 +46,9 @@ class PrefixCache:
     ) -> None:
         self._pool = pool
         self.block_size = block_size
-        self.min_beginning = max(1, block_size // 4)  # tokens that are worth a copy, or the wait of a step
+        self.min_beginning = max(
+            1, block_size // 4
+        )  # tokens that are worth a copy, or the wait of a step
         self._digest = digest
         self._entries: dict[bytes, Entry] = {}
         self._beginnings = BlockBeginnings()

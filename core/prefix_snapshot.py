@@ -26,7 +26,7 @@ from core.errors import Busy, PinnedFull, SnapshotRefused
 from core.interfaces import Runner
 from core.pinned_prefixes import PinnedPrefixes
 from core.prefix_cache import Entry, PrefixCache
-from core.snapshot_writer import SnapshotWriter
+from core.snapshot_writer import SnapshotWriter, check_place
 
 _log = logging.getLogger("noria.engine")
 
@@ -265,9 +265,17 @@ def save_at_the_end(snapshots: SnapshotFile | None) -> Bits:
 
 
 def restore_at_the_start(snapshots: SnapshotFile | None) -> list[str]:
-    """Fills the prefix cache of a new engine. Returns a line for the log, or none where there is no file."""
+    """Fills the prefix cache of a new engine. Returns a line for the log, or none where there is no file. Warns now of
+    a file that could not be written at the end."""
     if snapshots is None:
         return []
+    try:
+        check_place(snapshots.path)
+    except OSError as error:
+        _log.warning(
+            "kv_cache.snapshot_file cannot be written (%s): the prefix cache will not survive a restart",
+            error.strerror,
+        )
     try:
         report = snapshots.restore()
     except SnapshotRefused as refusal:

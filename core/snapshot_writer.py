@@ -6,6 +6,7 @@ Knows bytes only. Used by `SnapshotFile`, whose thread must not wait for a disk.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import queue
@@ -15,6 +16,19 @@ from pathlib import Path
 MAX_QUEUED = 4  # pieces that wait for the disk
 
 
+def check_place(path: Path) -> None:
+    """Raises `OSError` where no file can be written. What was there stays as it is."""
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    beside = _beside(path)
+    os.close(os.open(beside, os.O_WRONLY | os.O_CREAT, 0o600))
+    beside.unlink(missing_ok=True)
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(path.name + ".part")
+
+
 class SnapshotWriter:
     """`put` pieces, then `finish`, then wait for `is_done` and `check`. `abandon` is for every way out; after a
     finished file it does nothing."""
@@ -22,7 +36,7 @@ class SnapshotWriter:
     def __init__(self, path: Path) -> None:
         self.size_bytes = 0
         self._path = path
-        self._beside = path.with_name(path.name + ".part")
+        self._beside = _beside(path)
         self._pieces: queue.SimpleQueue[bytes | memoryview | None] = queue.SimpleQueue()
         self._is_abandoned = False
         self._error: OSError | None = None

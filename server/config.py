@@ -166,6 +166,13 @@ def build_config(values: Mapping[str, object] = MappingProxyType({})) -> ServerC
 
 
 def _check_together(config: ServerConfig) -> None:
+    if not config.engine.prefix_caching:
+        if config.kv_cache.snapshot_file is not None:
+            raise ConfigError(
+                "kv_cache.snapshot_file needs engine.prefix_caching: true; else there is nothing to write."
+            )
+        if config.engine.order == "longest_prefix":
+            raise ConfigError("engine.order: longest_prefix needs engine.prefix_caching: true.")
     if not config.models:
         return
     if config.model != ModelConfig():

@@ -56,6 +56,9 @@ class Models(Protocol):
     async def acquire(self, name: str | None) -> Lease:
         """The model of this name, or the default one, as soon as it is loaded. The caller releases it."""
 
+    def resident(self, name: str | None) -> Lease | None:
+        """The model of this name, or the default one, if it is loaded: asking loads nothing. The caller releases it."""
+
     def cards(self) -> list[ModelCard]: ...
 
     def states(self) -> dict[str, dict[str, Any]]:
@@ -87,6 +90,9 @@ class OneModel:
         return Lease(self._backend, self._backend.served_model(), self._metrics)
 
     async def acquire(self, name: str | None) -> Lease:
+        return self.only()
+
+    def resident(self, name: str | None) -> Lease:
         return self.only()
 
     def cards(self) -> list[ModelCard]:

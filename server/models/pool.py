@@ -158,6 +158,12 @@ class ModelPool:
                 raise ModelUnavailable(UNAVAILABLE, retry_after_s=left_s)
         return slot.lease() if slot.is_open else await self._wait(slot)
 
+    def resident(self, name: str | None) -> Lease | None:
+        self._refuse_if_closed()
+        slot = self.find(name)
+        self._residents.notice_death(slot)
+        return slot.lease() if slot.is_open else None
+
     def find(self, name: str | None) -> Slot:
         """By name or alias; the default where there is no name. Raises `ModelNotFound`."""
         if name is None or (slot := self._slots.get(name)) is None:

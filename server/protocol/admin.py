@@ -35,6 +35,10 @@ class PrefixFields(msgspec.Struct, frozen=True):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
+class SnapshotFields(msgspec.Struct, frozen=True):
+    model: str | None = None
+
+
 _KNOWN = REFUSED_FIELDS.keys() | set(PrefixFields.__struct_fields__) | {"prompt", "messages"}
 
 
@@ -77,6 +81,13 @@ def parse_prefix(
         prompt = check_text(given, "prompt")
     unknown.note(body.keys() - _KNOWN)
     return PrefixRequest(prompt, fields.pin is not False, label)
+
+
+def parse_snapshot(body: Mapping[str, Any]) -> SnapshotFields:
+    """An operator's mistake is refused rather than ignored. Raises `InvalidValue`."""
+    for name in body.keys() - {"model"}:
+        raise InvalidValue(f"{name[:64]} is not a field of this route.", param=name[:64])
+    return convert(body, SnapshotFields)
 
 
 class Prefix(Exact):

@@ -109,7 +109,12 @@ def _operation(operation: Operation, requests: dict[str, Any]) -> dict[str, Any]
         content: dict[str, Any] = {"schema": _ref(operation.request)}
         if operation.example is not None:
             content["example"] = operation.example
-        shown["requestBody"] = {"required": True, "content": {"application/json": content}}
+        shown["requestBody"] = {
+            "required": not operation.is_body_optional,
+            "content": {"application/json": content},
+        }
+    if operation.query is not None:
+        parameters += _query(requests[operation.query])
     if parameters:
         shown["parameters"] = parameters
     return shown
@@ -247,6 +252,8 @@ _WORDS = {
     "engine_dead": "The engine has stopped and cannot answer.",
     "loading": "The model is loading.",
     "model_unavailable": "The model could not be loaded; /admin/models says why.",
+    "model_not_loaded": "The model is not loaded; what it has is gone or in its snapshot.",
+    "prefix_too_short": "The prefix fills no block of the KV cache.",
     "model_pinned": "The model is pinned; load it with pinned: false first.",
 }
 

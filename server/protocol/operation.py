@@ -24,6 +24,8 @@ class Operation:
     text: str = ""
     aliases: tuple[str, ...] = ()
     request: str | None = None  # the name of a schema in `requests.py`
+    query: str | None = None  # the same, for fields in the query beside a body
+    is_body_optional: bool = False
     example: dict[str, Any] | None = None
     answer: type[Struct] | None = None
     events: tuple[tuple[str, type[Struct]], ...] = ()

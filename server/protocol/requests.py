@@ -14,7 +14,7 @@ import msgspec
 
 from server.protocol import admin, anthropic, chat, completions, embeddings, native, responses
 from server.protocol import request_fields as given
-from server.protocol.admin import PrefixFields
+from server.protocol.admin import PrefixFields, SnapshotFields
 from server.protocol.anthropic import MessageFields
 from server.protocol.chat import ChatFields, TemplateFields
 from server.protocol.completions import CompletionFields
@@ -103,6 +103,7 @@ def _other_schemas(merge: Callable[..., Schema]) -> dict[str, Schema]:
             (),
             refused=admin.REFUSED_FIELDS,
         ),
+        "SnapshotRequest": merge([SnapshotFields], {}, ()),
         "ModelLoadRequest": merge([ModelLoadFields], {}, ("model",)),
         "ModelUnloadRequest": merge([ModelUnloadFields], {}, ("model",)),
         "CountRequest": merge(
@@ -150,6 +151,7 @@ STRUCTS = (
     MessageFields,
     EmbeddingFields,
     PrefixFields,
+    SnapshotFields,
     ModelLoadFields,
     ModelUnloadFields,
 )

@@ -50,7 +50,18 @@ async def read(
 async def hold(request: web.Request, name: object) -> Lease:
     """The model of this name, the default one where that is no text, for as long as the answer takes. Waits until it is
     loaded. Raises `NoriaError`."""
-    lease = await request.app[MODELS].acquire(name if isinstance(name, str) else None)
+    return _keep(
+        request, await request.app[MODELS].acquire(name if isinstance(name, str) else None)
+    )
+
+
+def hold_resident(request: web.Request, name: str | None) -> Lease | None:
+    """The same, if it is loaded: else None, and it stays as it is. Raises `NoriaError`."""
+    lease = request.app[MODELS].resident(name)
+    return None if lease is None else _keep(request, lease)
+
+
+def _keep(request: web.Request, lease: Lease) -> Lease:
     request[LEASE] = lease
     if lease.is_one_of_several:
         request[RECORD].model = lease.model.name

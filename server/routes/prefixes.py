@@ -10,7 +10,7 @@ from aiohttp import web
 
 from core.engine import Engine
 from core.errand import Bits, at_once
-from core.errors import Busy, InternalError, NotFound, UnsupportedValue
+from core.errors import Busy, InternalError, ModelNotLoaded, NotFound, UnsupportedValue
 from core.pinned_prefixes import PinnedPrefix, PinnedPrefixes
 from server.backends.native import NativeBackend
 from server.keys import LEASE
@@ -19,6 +19,7 @@ from server.protocol.admin import (
     DeletedPin,
     PinList,
     parse_prefix,
+    parse_snapshot,
     pin_list,
     prefix_object,
     snapshot_object,
@@ -26,7 +27,7 @@ from server.protocol.admin import (
 from server.protocol.chat import ChatPrompt
 from server.protocol.fields import UnknownFields
 from server.protocol.prompts import resolve
-from server.routes.incoming import hold, read, tokenize
+from server.routes.incoming import hold_resident, parse, read, read_bytes, tokenize
 from server.routes.streaming import Outputs, collect
 
 MAX_TRIES = 3  # a prefix may be evicted between its last step and its pin
@@ -77,7 +78,8 @@ class PrefixRoutes:
 
 
 async def list_pins(request: web.Request) -> web.Response:
-    await hold(request, request.query.get("model"))
+    if hold_resident(request, request.query.get("model")) is None:
+        return _json(pin_list((), 0, 0))
 
     def look(engine: Engine) -> PinList:
         pins, size = pins_of(engine), engine.cache_config.block_size
@@ -87,17 +89,21 @@ async def list_pins(request: web.Request) -> web.Response:
 
 
 async def delete_pin(request: web.Request) -> web.Response:
-    await hold(request, request.query.get("model"))
     prefix_id = request.match_info["id"]
     unpin = at_once(lambda engine: pins_of(engine).unpin(prefix_id))
-    if await native_of(request).run_beside(unpin) is None:
+    is_loaded = hold_resident(request, request.query.get("model")) is not None
+    if not is_loaded or await native_of(request).run_beside(unpin) is None:
         raise NotFound("No prefix of this id is pinned.")
     return _json(DeletedPin(prefix_id, "prefix.deleted", True))
 
 
 async def save_snapshot(request: web.Request) -> web.Response:
     """Beside the steps; when it answers the file is on the disk."""
-    await hold(request, request.query.get("model"))
+    body = await read_bytes(request) if request.can_read_body else b""
+    fields = await parse(request, body, parse_snapshot) if body else None
+    name = (fields and fields.model) or request.query.get("model")
+    if hold_resident(request, name) is None:
+        raise ModelNotLoaded("This model is not loaded: it has no prefix cache now.", param="model")
 
     def work(engine: Engine) -> Bits:
         if engine.snapshots is None:

@@ -6,7 +6,7 @@ import pytest
 from dummy_engine import end_of, make_engine, make_sequence, run_to_end, solo_text, text_of
 
 from core.engine import Engine
-from core.errors import PinnedFull
+from core.errors import PinnedFull, PrefixTooShort
 from core.pinned_prefixes import PinnedPrefix
 
 SIZE = 4
@@ -65,7 +65,7 @@ def test_only_full_blocks_are_pinned_and_a_shorter_prefix_is_refused() -> None:
     found = pin(engine, SYSTEM + "xy")
     assert found is not None
     assert found.num_tokens == 16
-    with pytest.raises(PinnedFull, match="blocks of 4 tokens"):
+    with pytest.raises(PrefixTooShort, match="blocks of 4 tokens"):
         pin(engine, "abc")
 
 

@@ -140,6 +140,24 @@ def test_an_engine_that_ends_with_nothing_to_write_leaves_the_file_of_another(
     assert (tmp_path / "file").read_bytes() == written
 
 
+@pytest.mark.parametrize("place", ["absent/file", "folder"])
+def test_a_place_that_cannot_be_written_is_told_at_the_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, place: str
+) -> None:
+    (tmp_path / "folder").mkdir()
+    restore_at_the_start(engine_with(tmp_path / place).snapshots)
+    assert "kv_cache.snapshot_file cannot be written" in caplog.text
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+def test_a_look_at_the_place_of_the_file_leaves_nothing_there(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert restore_at_the_start(engine_with(tmp_path / "file").snapshots) == []
+    assert not caplog.text
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_folder_in_its_place_is_ignored_too(tmp_path: Path) -> None:
     (tmp_path / "file").mkdir()
     (line,) = restore_at_the_start(engine_with(tmp_path / "file").snapshots)

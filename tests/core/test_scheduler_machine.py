@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from core.errors import PinnedFull
+from core.errors import PinnedFull, PrefixTooShort
 from core.outputs import FinishReason, StepOutput
 from core.prefix_order import PASSED_OVER_PER_SEAT
 from core.sequence import Sequence
@@ -112,7 +112,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         try:
             pin = pins.pin(list(prompt.encode()), "")
-        except PinnedFull:
+        except (PinnedFull, PrefixTooShort):
             return
         assert pin is None or len(pin.block_ids) == len(prompt) // BLOCK_SIZE
         self.engine.check_invariants()

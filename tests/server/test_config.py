@@ -227,6 +227,14 @@ def test_several_models_are_entries_with_the_keys_of_model(tmp_path):
         ("models: 5", "models must be a list of models"),
         ("models: [{name: a}]\nmodel: {name: b}", "models replaces model"),
         ("models: [{name: a}]\nengine: {backend: vllm}", "models needs engine.backend"),
+        (
+            "engine: {prefix_caching: false}\nkv_cache: {snapshot_file: a}",
+            "kv_cache.snapshot_file needs engine.prefix_caching",
+        ),
+        (
+            "engine: {prefix_caching: false, order: longest_prefix}",
+            "engine.order: longest_prefix needs engine.prefix_caching",
+        ),
     ],
 )
 def test_an_impossible_entry_is_named(tmp_path, text, words):

@@ -82,11 +82,11 @@ async def test_cached_tokens_are_told_apart(start_server, generation_request):
         await finish(server, generation_request("y" * 64))
     samples = await server.scrape()
     assert samples["vllm:prompt_tokens_total"] == 128
-    assert samples["vllm:prompt_tokens_cached_total"] == 48
-    assert samples['vllm:prompt_tokens_by_source_total{source="cached"}'] == 48
-    assert samples['vllm:prompt_tokens_by_source_total{source="computed"}'] == 80
+    assert samples["vllm:prompt_tokens_cached_total"] == 63
+    assert samples['vllm:prompt_tokens_by_source_total{source="cached"}'] == 63
+    assert samples['vllm:prompt_tokens_by_source_total{source="computed"}'] == 65
     assert samples["vllm:prefix_cache_queries_total"] == 128
-    assert samples["vllm:prefix_cache_hits_total"] == 48
+    assert samples["vllm:prefix_cache_hits_total"] == 63
 
 
 async def test_intervals_are_counted_per_request_and_per_token(start_server, generation_request):
@@ -106,7 +106,9 @@ async def test_intervals_are_counted_per_request_and_per_token(start_server, gen
     assert samples["vllm:request_time_per_output_token_seconds_count"] == 1
     assert samples["vllm:request_max_num_generation_tokens_sum"] == 9
     assert samples["vllm:request_generation_tokens_sum"] == 10
-    assert samples['noria:step_duration_seconds_count{kind="decode"}'] >= 8
+    assert (
+        samples['noria:step_duration_seconds_count{kind="decode"}'] >= 7
+    )  # and one beside the other's prompt
     assert samples['noria:step_part_seconds_total{part="run"}'] > 8 * 0.005
     assert samples["noria:kv_blocks_capacity"] == 256
 

@@ -113,7 +113,7 @@ async def test_messages_are_pinned_as_the_template_writes_them_without_a_generat
         ({"prompt": "a" * 20, "label": 5}, "invalid_value", "label"),
         ({"prompt": "a" * 20, "tools": [{}]}, "unsupported_value", "tools"),
         ({"prompt": "a" * 20, "cache_salt": "x"}, "unsupported_value", "cache_salt"),
-        ({"prompt": "short"}, "pinned_full", "prompt"),
+        ({"prompt": "short"}, "prefix_too_short", "prompt"),
         ({"prompt": "a" * 300}, "context_length_exceeded", "prompt"),
     ],
 )  # fmt: skip
