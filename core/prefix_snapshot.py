@@ -34,7 +34,7 @@ FORMAT = 2
 FRAME_BYTES = 4 << 20  # copied at once, between two steps: about 2 ms
 MAX_HEADER_BYTES = 16 << 20
 PAUSE_S = 0.001  # while there is nothing to do but wait for the disk
-FAREWELL_S = 3.0  # for copying at a shutdown
+FAREWELL_S = 10.0  # for copying at a shutdown
 _COUNT = struct.Struct("<I")
 _HEAD = struct.Struct("<iI")  # the block before it, and how many tokens it has; behind it their ids
 

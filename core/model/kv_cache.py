@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from core.model.attention.layout import LayerCache
 
@@ -64,33 +66,42 @@ class KVCache:
         No block may be written twice."""
         assert 0 <= min(map(min, pairs)) <= max(map(max, pairs)) < self.num_blocks
         sources, targets = map(list, zip(*pairs, strict=True))
-        for layer in self.layers:
-            for tensor in layer.tensors():
-                if (
-                    tensor.device.type == "cpu"
-                ):  # so few bytes are not worth waking the team's threads
-                    raw = tensor.view(torch.uint8).flatten(1).numpy()
-                    raw[targets] = raw[sources]
-                else:
-                    tensor[targets] = tensor[sources]
+        for tensor in self._tensors():
+            if tensor.device.type == "cpu":
+                raw = _bytes_of(tensor)
+                raw[targets] = raw[sources]
+            else:
+                tensor[targets] = tensor[sources]
 
     def read_blocks(self, block_ids: list[int]) -> memoryview:
         """A copy of the contents: layer by layer keys, values and their scales, in each tensor block by block."""
-        chosen = torch.tensor(block_ids, device=self.layers[0].key.device)
-        parts = [
-            tensor.index_select(0, chosen).view(torch.uint8).flatten().cpu()
-            for layer in self.layers
-            for tensor in layer.tensors()
-        ]
-        return torch.cat(parts).numpy().data
+        data, start = np.empty(self.block_bytes * len(block_ids), dtype=np.uint8), 0
+        for tensor in self._tensors():
+            is_here = tensor.device.type == "cpu"
+            part = _bytes_of(tensor)[block_ids] if is_here else _bytes_of(tensor[block_ids].cpu())
+            data[start : start + part.size] = part.reshape(-1)
+            start += part.size
+        return data.data
 
     def write_blocks(self, block_ids: list[int], data: memoryview) -> None:
         """The reverse of `read_blocks` for as many blocks."""
-        chosen = torch.tensor(block_ids, device=self.layers[0].key.device)
-        raw, start = torch.frombuffer(data, dtype=torch.uint8), 0
+        given, start = np.frombuffer(data, dtype=np.uint8), 0
+        for tensor in self._tensors():
+            part = given[start : start + tensor[0].nbytes * len(block_ids)]
+            start += part.size
+            if tensor.device.type == "cpu":
+                _bytes_of(tensor)[block_ids] = part.reshape(len(block_ids), -1)
+            else:
+                new = torch.from_numpy(part).view(tensor.dtype).view(-1, *tensor.shape[1:])
+                tensor[block_ids] = new.to(tensor.device)
+
+    def _tensors(self) -> Iterator[torch.Tensor]:
         for layer in self.layers:
-            for tensor in layer.tensors():
-                size = tensor[0].nbytes * len(block_ids)
-                part = raw[start : start + size].view(tensor.dtype)
-                tensor[chosen] = part.view(len(block_ids), *tensor.shape[1:]).to(tensor.device)
-                start += size
+            yield from layer.tensors()
+
+
+def _bytes_of(tensor: torch.Tensor) -> NDArray[np.uint8]:
+    """(num_blocks, bytes of a block): the same memory. Copied by NumPy, since PyTorch would wake its threads for a few
+    bytes of each layer, and wait for each of them on a busy machine."""
+    raw: NDArray[np.uint8] = tensor.view(torch.uint8).flatten(1).numpy()
+    return raw
