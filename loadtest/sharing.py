@@ -3,7 +3,7 @@
 `pipelines` counts the prompt tokens that few-shot prompts, n = 8, a tree of prompts and agents really compute against
 the distinct ones (every token of a prefix once, whoever shares it), as SGLang's programs do
 (https://arxiv.org/abs/2312.07104). `order` serves a working set three times as large as the pool under both values of
-`engine.order`, in turn.
+`engine.order`, in turn. `turns` and `restart` are in `conversations.py`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from core.config import KVCacheConfig
 from core.engine import Engine
 from core.prefix_order import PASSED_OVER_PER_SEAT
 from core.sequence import Sequence
+from loadtest.conversations import restart, turns
 from loadtest.figures import print_table
 from loadtest.in_process import add_engine_arguments, draw_prompt, load_engine, make_sequence
 from loadtest.points import emit, held_lock, positive_int
@@ -249,4 +250,4 @@ def most_passed_over(sequences: list[Sequence]) -> int:
     )
 
 
-PARTS = {"pipelines": pipelines, "order": order}
+PARTS = {"pipelines": pipelines, "order": order, "turns": turns, "restart": restart}
