@@ -63,10 +63,13 @@ class KVCacheConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SpeculativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Tokens that are guessed, and computed in one step if the guess was right. Changes speed, never a token."""
+    """Tokens that are guessed, and computed in one step if the guess was right. Changes speed, never a token.
 
-    method: Literal["off", "lookup"] = "lookup"
+    `draft_model` guesses with `method` draft: `self:…` is a part of the served model (`core/draft_model.py`)."""
+
+    method: Literal["off", "lookup", "draft"] = "lookup"
     max_tokens: int = 8
+    draft_model: str | None = None
 
 
 NO_SPECULATION = SpeculativeConfig(method="off")
@@ -111,6 +114,17 @@ class CacheConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftMemory:
+    """What a draft model takes beside the served one. Keys and values only where it has its own."""
+
+    weights_bytes: int = 0
+    kv_bytes_per_token: int = 0
+
+
+NO_DRAFT = DraftMemory()
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryPlan:
     """The memory sum, term by term, in bytes and tokens.
 
@@ -130,6 +144,7 @@ class MemoryPlan:
     max_model_len: int
     decided_by: str
     kv_dtype: KVDtype = "auto"
+    draft: DraftMemory = NO_DRAFT
 
     @property
     def kv_bytes(self) -> int:
@@ -137,8 +152,9 @@ class MemoryPlan:
 
     @property
     def total_bytes(self) -> int:
-        """Weights, activations and KV cache."""
-        return self.weights_bytes + self.activation_bytes + self.kv_bytes
+        """Weights, those of a draft model, activations and KV cache."""
+        weights_bytes = self.weights_bytes + self.draft.weights_bytes
+        return weights_bytes + self.activation_bytes + self.kv_bytes
 
     @property
     def num_tokens(self) -> int:
@@ -161,6 +177,7 @@ def plan_memory(
     model: ModelConfig,
     available_bytes: int,
     device: Literal["cpu", "cuda"],
+    draft: DraftMemory = NO_DRAFT,
 ) -> MemoryPlan:
     """The one place where memory becomes blocks. `available_bytes` is what is free before the weights are loaded.
 
@@ -178,10 +195,12 @@ def plan_memory(
     max_mib = (
         _DEFAULT_MAX_MIB[device] if kv_cache.max_memory_mib == "auto" else kv_cache.max_memory_mib
     )
-    bytes_per_block = kv_cache.block_size * shape.kept_bytes_per_token(kv_cache.dtype)
+    kept_bytes = shape.kept_bytes_per_token(kv_cache.dtype) + draft.kv_bytes_per_token
+    bytes_per_block = kv_cache.block_size * kept_bytes
     activations = engine.max_batched_tokens * shape.activation_bytes_per_token
     activations += 2 * 4 * engine.batch_size * shape.vocab_size  # logits, and a copy in float32
-    remaining = max(0, available_bytes - shape.weights_bytes - activations)
+    weights_bytes = shape.weights_bytes + draft.weights_bytes
+    remaining = max(0, available_bytes - weights_bytes - activations)
 
     bounds = {"kv_cache.memory_fraction": int(remaining * fraction) // bytes_per_block}
     if max_mib is not None:
@@ -193,11 +212,7 @@ def plan_memory(
     num_blocks = bounds[decided_by]
     if kv_cache.num_blocks != "auto":
         num_blocks, decided_by = kv_cache.num_blocks, "kv_cache.num_blocks"
-        if num_blocks * bytes_per_block > remaining:
-            raise ConfigError(
-                f"kv_cache.num_blocks {num_blocks:,} needs {num_blocks * bytes_per_block / MIB:,.0f} MiB; what remains "
-                f"beside the weights holds {remaining // bytes_per_block:,} blocks."
-            )
+        _check_num_blocks(num_blocks, bytes_per_block, remaining)
     plan = MemoryPlan(
         available_bytes=available_bytes,
         memory_fraction=fraction,
@@ -210,6 +225,7 @@ def plan_memory(
         max_model_len=min(context, num_blocks * kv_cache.block_size),
         decided_by=decided_by,
         kv_dtype=kv_cache.dtype,
+        draft=draft,
     )
     _check_fits(plan, model)
     return plan
@@ -236,6 +252,14 @@ def _check_sizes(shape: ModelShape, engine: EngineConfig, kv_cache: KVCacheConfi
         )
 
 
+def _check_num_blocks(num_blocks: int, bytes_per_block: int, remaining_bytes: int) -> None:
+    if num_blocks * bytes_per_block > remaining_bytes:
+        raise ConfigError(
+            f"kv_cache.num_blocks {num_blocks:,} needs {num_blocks * bytes_per_block / MIB:,.0f} MiB; what remains "
+            f"beside the weights holds {remaining_bytes // bytes_per_block:,} blocks."
+        )
+
+
 def _asked_context(model: ModelConfig, shape: ModelShape) -> int:
     if model.max_model_len == "auto":
         return shape.max_context
@@ -253,10 +277,11 @@ def _check_fits(plan: MemoryPlan, model: ModelConfig) -> None:
         "kv_cache.num_blocks": "raise kv_cache.num_blocks",
     }
     remedy = settings.get(plan.decided_by, "lower model.max_model_len")
+    weights_bytes = plan.weights_bytes + plan.draft.weights_bytes
     if plan.num_blocks < 1:
         raise ConfigError(
             f"The KV cache holds not one block: of {plan.available_bytes / MIB:,.0f} MiB available, weights take "
-            f"{plan.weights_bytes / MIB:,.0f} MiB and activations {plan.activation_bytes / MIB:,.0f} MiB; {remedy}."
+            f"{weights_bytes / MIB:,.0f} MiB and activations {plan.activation_bytes / MIB:,.0f} MiB; {remedy}."
         )
     if model.max_model_len != "auto" and plan.max_model_len < model.max_model_len:
         raise ConfigError(
@@ -270,18 +295,22 @@ def render_plan(plan: MemoryPlan, shape: ModelShape) -> list[str]:
     bound = "none" if plan.max_memory_bytes is None else f"{plan.max_memory_bytes / MIB:,.0f} MiB"
     per_token = shape.kept_bytes_per_token(plan.kv_dtype)
     blocks_per_request = math.ceil(plan.max_model_len / plan.block_size)
-    gain = ""
+    gain, draft, drafts_kv = "", "", ""
+    if plan.draft.weights_bytes:
+        draft = f" and {plan.draft.weights_bytes / MIB:,.0f} MiB of the draft model"
+    if plan.draft.kv_bytes_per_token:
+        drafts_kv = f" + {plan.draft.kv_bytes_per_token:,} of the draft model"
     if plan.kv_dtype != "auto":
         before = plan.kv_bytes // shape.kv_bytes_per_token
         gain = (
             f"; in {plan.kv_dtype}, where the model's dtype would hold {before:,} in as much memory"
         )
     return [
-        f"memory: {plan.available_bytes / MIB:,.0f} MiB available, weights {plan.weights_bytes / MIB:,.0f} MiB, "
+        f"memory: {plan.available_bytes / MIB:,.0f} MiB available, weights {plan.weights_bytes / MIB:,.0f} MiB{draft}, "
         f"activations {plan.activation_bytes / MIB:,.0f} MiB; of the rest a share of {plan.memory_fraction:g} "
         f"for the KV cache, upper bound {bound}",
         f"bytes per block: {plan.bytes_per_block:,} = {per_token:,} (K and V of a token, {shape.num_layers} layers, "
-        f"{shape.num_kv_heads} KV heads of {shape.head_dim}) x block size {plan.block_size}",
+        f"{shape.num_kv_heads} KV heads of {shape.head_dim}){drafts_kv} x block size {plan.block_size}",
         f"KV cache: {plan.num_blocks:,} blocks x {plan.block_size} = {plan.num_tokens:,} tokens, "
         f"{plan.kv_bytes / MIB:,.0f} MiB, decided by {plan.decided_by}{gain}",
         f"Maximum concurrency for {plan.max_model_len:,} tokens per request: {plan.max_concurrency:.2f}x "

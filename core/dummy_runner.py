@@ -20,7 +20,7 @@ import numpy as np
 from core.batch import Batch
 from core.config import CacheConfig, ModelShape
 from core.errors import InvalidValue
-from core.interfaces import ToolFormat
+from core.interfaces import Drafter, ToolFormat
 from core.outputs import SampledToken, TokenLogprobs
 from core.sequence import Sequence
 from core.structured.follow import MaskWorker
@@ -59,6 +59,7 @@ class DummyRunner:
     num_steps: int = 0
     num_resets: int = 0
     has_fixed_bits: bool = True
+    drafter: Drafter | None = None
     _slots: list[int] = field(init=False)
     _masks: MaskWorker = field(default_factory=MaskWorker)
 

@@ -34,7 +34,7 @@ from core.prefix_snapshot import SnapshotFile
 from core.sampling_params import SamplingParams
 from core.scheduler import Scheduler
 from core.sequence import Sequence
-from core.speculation import make_speculator
+from core.speculators import make_speculator
 from core.step_report import IDLE, describe, report_step
 from core.update import advance, final_output, finish_pooled
 from core.verify import check_rows
@@ -108,13 +108,16 @@ class Engine:
         from core.model.loader import load_model  # torch is imported only by those who load a model
 
         engine = engine or EngineConfig()
-        loaded = load_model(model, engine, kv_cache or KVCacheConfig(), report)
+        speculative = speculative or SpeculativeConfig()
+        loaded = load_model(
+            model, engine, kv_cache or KVCacheConfig(), report, speculative=speculative
+        )
         return cls(
             engine,
             loaded.runner,
             loaded.tokenizer,
             max_model_len=loaded.plan.max_model_len,
-            speculative=speculative or SpeculativeConfig(),
+            speculative=speculative,
         )
 
     @property
@@ -240,6 +243,7 @@ class Engine:
         for sequence in self._scheduler.remove_expired(moments_s[0]):
             self._end(sequence, FinishReason.ERROR, error=_QUEUE_TIMEOUT)
         batch = self._scheduler.schedule(moments_s[0])
+        moments_s.append(self._clock())
         if self._speculator is not None:
             batch = self._speculator.extend(batch)
         self._report = report_step(batch)

@@ -8,6 +8,21 @@ from typing import Any, Literal, Protocol
 from core.batch import Batch
 from core.config import CacheConfig, ModelShape
 from core.outputs import SampledToken
+from core.sequence import Sequence
+
+
+class Drafter(Protocol):
+    """Guesses what a runner will sample, with a model of its own. Used by the step thread only, between planning a
+    step and running it."""
+
+    description: str  # for the start log
+
+    def draft(self, rows: list[tuple[Sequence, int]]) -> list[tuple[int, ...]]:
+        """Up to so many tokens behind the known ones of each sequence, whose blocks cover them. All but the last of its
+        tokens are computed. Guesses are drawn as the runner samples: with the same parameters and random numbers."""
+
+    def reset(self) -> None:
+        """The pool was emptied."""
 
 
 class Runner(Protocol):
@@ -18,6 +33,10 @@ class Runner(Protocol):
     has_fixed_bits: (
         bool  # a row's logits have the same bits in every batch, and so drafts change no token
     )
+
+    @property
+    def drafter(self) -> Drafter | None:
+        """Who guesses with `speculative.method: draft`."""
 
     def run(self, batch: Batch) -> Any:
         """One forward: writes K and V, returns logits (opaque to the engine). An exception ends the whole batch.

@@ -113,7 +113,7 @@ class StepStats:
     num_prefill_tokens: int = 0
     num_decode_tokens: int = 0
     duration_s: float = 0.0
-    parts_s: dict[str, float] = field(default_factory=dict)  # schedule, run, sample, update
+    parts_s: dict[str, float] = field(default_factory=dict)  # schedule, draft, run, sample, update
     total_preemptions: int = 0
     total_recomputed_tokens: int = 0
     total_prefix_queries: int = 0  # in tokens

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from core.batch import Batch
-from core.config import ModelShape, SpeculativeConfig
-from core.interfaces import Runner
+from core.config import ModelShape
 from core.outputs import SampledToken
 from core.prompt_lookup import PromptLookup
 from core.scheduler import Scheduler
@@ -86,26 +85,15 @@ class SpeculationTotals:
 
 
 @dataclass(slots=True)
-class _Candidate:
+class Candidate:
+    """A row that may get a draft of up to `room` tokens; `count` is what it gets."""
+
     row: int
     sequence: Sequence
     drafting: Drafting
     chance: float
     room: int
     count: int = 0
-
-
-def make_speculator(
-    config: SpeculativeConfig,
-    batch_size: int,
-    scheduler: Scheduler,
-    max_model_len: int,
-    runner: Runner,
-) -> Speculator | None:
-    """None where drafts are off, or where they could change a token."""
-    if config.method == "off" or not runner.has_fixed_bits:
-        return None
-    return Speculator(config.max_tokens, batch_size, scheduler, max_model_len, runner.shape)
 
 
 class Speculator:
@@ -151,7 +139,11 @@ class Speculator:
                 num_draft_tokens += len(draft)
                 self._learn(sequence, len(draft), len(tokens) - 1)
         if report.kind == "decode" and self._num_decodes:
-            self._costs_of(self._num_decodes).observe(num_draft_tokens, report.duration_s)
+            self._costs_of(self._num_decodes).observe(num_draft_tokens, self._step_s(report))
+
+    def _step_s(self, report: StepReport) -> float:
+        """What `StepCosts` learns from."""
+        return report.duration_s
 
     def _extend(self, batch: Batch) -> Batch:
         decodes = [
@@ -169,16 +161,17 @@ class Speculator:
         self._decide(candidates, costs, len(decodes))
         drafts: list[tuple[int, ...]] = [()] * len(batch.sequences)
         counts = list(batch.num_scheduled_tokens)
-        for candidate in candidates:
-            if candidate.count:
-                draft = self._draft(candidate)
-                drafts[candidate.row] = draft
-                counts[candidate.row] += len(draft)
+        chosen = [candidate for candidate in candidates if candidate.count]
+        if not chosen:
+            return batch
+        for candidate, draft in zip(chosen, self._make_drafts(chosen), strict=True):
+            drafts[candidate.row] = draft
+            counts[candidate.row] += len(draft)
         if not any(drafts):
             return batch
         return replace(batch, num_scheduled_tokens=tuple(counts), drafts=tuple(drafts))
 
-    def _find_candidates(self, decodes: list[tuple[int, Sequence]]) -> list[_Candidate]:
+    def _find_candidates(self, decodes: list[tuple[int, Sequence]]) -> list[Candidate]:
         budget = _INDEXED_PER_STEP
         candidates = []
         for row, sequence in decodes:
@@ -191,10 +184,10 @@ class Speculator:
             if match and room > 0:
                 drafting.kind = _kind_of(match)
                 chance = self._chance(drafting)
-                candidates.append(_Candidate(row, sequence, drafting, chance, room))
+                candidates.append(Candidate(row, sequence, drafting, chance, room))
         return candidates
 
-    def _decide(self, candidates: list[_Candidate], costs: StepCosts, num_decodes: int) -> None:
+    def _decide(self, candidates: list[Candidate], costs: StepCosts, num_decodes: int) -> None:
         """How long each draft is. A token more in it is worth its row while the chance that it counts is above the
         tokens that the rest of the step gives in the time of a row; that rises with the drafts, so twice is enough."""
         num_expected, num_rows = float(num_decodes), 0
@@ -216,7 +209,11 @@ class Speculator:
                     self._num_hopeless = 0
                     candidate.count = 1
 
-    def _draft(self, candidate: _Candidate) -> tuple[int, ...]:
+    def _make_drafts(self, candidates: list[Candidate]) -> list[tuple[int, ...]]:
+        """Their guesses, with blocks for them."""
+        return [self._draft(candidate) for candidate in candidates]
+
+    def _draft(self, candidate: Candidate) -> tuple[int, ...]:
         sequence = candidate.sequence
         draft = candidate.drafting.lookup.draft(sequence.token_ids, candidate.count)
         if not sequence.params.ignore_eos:

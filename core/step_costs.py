@@ -46,6 +46,16 @@ class StepCosts:
             self._row_s = self._assumed * usual_s
         self._row_s = max(self._row_s, _LOWEST * usual_s)
 
+    @property
+    def step_s(self) -> float:
+        """Of a step without drafts."""
+        return self._usual_s
+
+    @property
+    def row_s(self) -> float:
+        """What a row more takes."""
+        return self._row_s
+
     def may_draft(self) -> bool:
         """Whether it is known what a step costs without."""
         return bool(self._plain_s) and self._num_since_plain < _REFRESH

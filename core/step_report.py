@@ -8,7 +8,7 @@ from itertools import pairwise
 from core.batch import Batch
 from core.sequence import Sequence
 
-_PARTS = ("schedule", "run", "sample", "update")
+_PARTS = ("schedule", "draft", "run", "sample", "update")
 
 
 @dataclass(frozen=True, slots=True)

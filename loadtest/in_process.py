@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from core.config import NO_SPECULATION, KVCacheConfig, ModelConfig
+from core.config import NO_SPECULATION, KVCacheConfig, ModelConfig, SpeculativeConfig
 from core.engine import Engine
 from core.errors import NoriaError
 from core.sampling_params import SamplingParams
@@ -34,9 +34,11 @@ def load_engine(
     kv_cache: KVCacheConfig | None = None,
     *,
     settings: List[str] = (),
+    speculative: SpeculativeConfig = NO_SPECULATION,
     **engine: Any,
 ) -> Engine:
-    """`settings` as the server's `--set`; what the command needs itself, `engine`, wins over them."""
+    """`settings` as the server's `--set`; what the command needs itself, `engine`, wins over them. No
+    drafts by default, so that a step is what it says."""
     print(f"loading {model}", file=sys.stderr)
     try:
         config, _ = load_config(None, {}, list(settings), default_path="")
@@ -45,7 +47,7 @@ def load_engine(
             msgspec.structs.replace(config.model, name=model),
             msgspec.structs.replace(config.engine, **own),
             kv_cache or config.kv_cache,
-            speculative=NO_SPECULATION,  # so that a step is what it says
+            speculative=speculative,
         )
     except NoriaError as error:
         raise SystemExit(error.message) from None

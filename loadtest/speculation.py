@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +17,11 @@ from typing import Any
 
 import yaml
 
-from core.config import EngineConfig, SpeculativeConfig
+from core.config import NO_SPECULATION, EngineConfig, SpeculativeConfig
+from core.draft_model import ACCEPTED, read_self_draft
 from core.engine import Engine
 from core.sampling_params import SamplingParams
+from core.speculators import describe_drafts
 from loadtest.figures import print_table
 from loadtest.in_process import add_engine_arguments, load_engine
 from loadtest.points import emit, held_lock, positive_int
@@ -43,6 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--concurrency", nargs="+", type=positive_int, default=[1])
     parser.add_argument("--max-tokens", type=positive_int, default=160)
     parser.add_argument("--temperature", type=float, default=0.0, help="seeded above 0")
+    parser.add_argument("--method", choices=["lookup", "draft"], default="lookup")
+    parser.add_argument("--draft-model", help="as speculative.draft_model, for --method draft")
+    parser.add_argument("--draft-tokens", type=positive_int, default=8, help="as max_tokens there")
     parser.add_argument("--pairs", type=positive_int, default=5)
 
 
@@ -50,12 +56,15 @@ def main(args: argparse.Namespace) -> int:
     tasks: dict[str, list[str]] = yaml.safe_load(TASKS.read_text("utf-8"))
     if unknown := [kind for kind in args.kinds if kind not in tasks]:
         raise SystemExit(f"no kind of request {', '.join(unknown)}; there are {', '.join(tasks)}.")
-    plain = load_engine(args.model, settings=args.set, prefix_caching=False)
+    speculative = speculation_of(args)
+    loaded = load_engine(args.model, settings=args.set, speculative=speculative)
+    print(describe_drafts(speculative, loaded.runner), file=sys.stderr)
+    plain = beside(loaded, NO_SPECULATION)
     rows = []
     with held_lock(args.lock):
         for kind in args.kinds:
             for concurrency in args.concurrency:
-                drafted = beside(plain)
+                drafted = beside(plain, speculative)
                 line = measure(plain, drafted, tasks[kind], concurrency, args)
                 emit({"kind": "speculation", "label": args.label, "work": kind, **line}, args.out)
                 rows.append([kind, *map(str, line.values())])
@@ -63,14 +72,23 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def beside(plain: Engine) -> Engine:
-    """The same model in an engine that drafts."""
+def speculation_of(args: argparse.Namespace) -> SpeculativeConfig:
+    """Raises `SystemExit` where the draft model is missing or cannot be read."""
+    if args.method == "draft" and read_self_draft(args.draft_model or "") is None:
+        raise SystemExit(f"--method draft needs --draft-model: {ACCEPTED}.")
+    return SpeculativeConfig(
+        method=args.method, max_tokens=args.draft_tokens, draft_model=args.draft_model
+    )
+
+
+def beside(plain: Engine, speculative: SpeculativeConfig) -> Engine:
+    """The same model in an engine that drafts so."""
     return Engine(
         EngineConfig(prefix_caching=False),
         plain.runner,
         plain.tokenizer,
         max_model_len=plain.max_model_len,
-        speculative=SpeculativeConfig(),
+        speculative=speculative,
     )
 
 
@@ -101,6 +119,7 @@ def measure(
         with_drafts.append(second)
     stats = drafted.stats()
     accepted = stats.total_accepted_tokens / max(1, stats.total_draft_tokens)
+    num_drafted = stats.total_draft_tokens // args.pairs
     return {
         "clients": concurrency,
         "temperature": args.temperature,
@@ -111,6 +130,7 @@ def measure(
         "lowest": round(min(ratios), 3),
         "highest": round(max(ratios), 3),
         "steps saved": f"{1 - with_drafts[-1].num_steps / without[-1].num_steps:.0%}",
+        "guesses": num_drafted,
         "accepted": f"{accepted:.0%}",
     }
 

@@ -145,6 +145,7 @@ class Stopwatch:
         end_s = time.perf_counter()
         parts = dict(self._engine.stats(is_after_step=True).parts_s)
         parts["inputs"] = parts.pop("run")
+        parts["schedule"] += parts.pop("draft")  # nobody drafts here
         if self._forward is not None:
             from core.model.kernels import PARTS as FORWARD_PARTS
 

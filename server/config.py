@@ -173,6 +173,10 @@ def _check_together(config: ServerConfig) -> None:
             )
         if config.engine.order == "longest_prefix":
             raise ConfigError("engine.order: longest_prefix needs engine.prefix_caching: true.")
+    if config.speculative.method == "draft" and config.speculative.draft_model is None:
+        raise ConfigError(
+            "speculative.method: draft needs speculative.draft_model, such as self:int4."
+        )
     if not config.models:
         return
     if config.model != ModelConfig():

@@ -11,6 +11,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from core import draft_model
+
 LARGE = 2**31 - 1
 
 
@@ -104,6 +106,10 @@ def _are_engine_args(value: object) -> bool:
     )
 
 
+def _is_draft_model(value: object) -> bool:
+    return isinstance(value, str) and draft_model.read_self_draft(value) is not None
+
+
 SECONDS = number(0)
 RULES: dict[str, Rule] = {
     "models": Rule(
@@ -143,8 +149,9 @@ RULES: dict[str, Rule] = {
     "kv_cache.dtype": one_of("auto", "int8"),
     "kv_cache.snapshot_file": text().or_word(None),
     "kv_cache.snapshot_max_mib": whole(1, 1048576),
-    "speculative.method": one_of("off", "lookup"),
+    "speculative.method": one_of("off", "lookup", "draft"),
     "speculative.max_tokens": whole(1, 64),
+    "speculative.draft_model": Rule(_is_draft_model, draft_model.ACCEPTED).or_word(None),
     "vllm.enabled": switch(),
     "vllm.model": text().or_word(None),
     "vllm.engine_args": Rule(

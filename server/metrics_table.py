@@ -121,7 +121,7 @@ KNOWN_LABELS: dict[str, str] = {
         "step sampling detokenize non_finite template client_gone slow_reader shutdown engine_dead"
     ),
     "vllm:spec_decode_num_accepted_tokens_per_pos": "0",
-    "noria:step_part_seconds": "schedule run sample update deliver",
+    "noria:step_part_seconds": "schedule draft run sample update deliver",
     "noria:step_duration_seconds": "prefill decode mixed",
     "noria:executor_seconds": "template tokenize",
 }

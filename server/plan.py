@@ -17,14 +17,15 @@ def plan_lines(config: ServerConfig) -> list[str]:
     from core.model.device import available_bytes, choose_device
     from core.model.loader import plan_only
 
+    settings = (config.engine, config.kv_cache)
     if not config.models:
-        lines, _ = plan_only(config.model, config.engine, config.kv_cache, _report)
+        lines, _ = plan_only(config.model, *settings, _report, speculative=config.speculative)
         return lines
     budget = budget_of(config.models_memory_mib, available_bytes(choose_device(config.engine)))
     lines, taken = [], {}
     for entry in config.models:
         name = public_name(entry)
-        told, taken[name] = plan_only(entry, config.engine, config.kv_cache, _report, budget)
+        told, taken[name] = plan_only(entry, *settings, _report, budget, config.speculative)
         lines += [f"{name}{' (pinned)' if entry.pinned else ''}:", *(f"  {line}" for line in told)]
     each = ", ".join(f"{name} {size / MIB:,.0f}" for name, size in taken.items())
     together = sum(taken.values())

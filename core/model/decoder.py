@@ -6,6 +6,9 @@ torch on any device. Knows weights and tensors, no sequences. Built by the loade
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -61,6 +64,22 @@ class FastDecoder:
         self.description = f"fast decoder: {how}, {self._weights.head.kind} linear layers"
         if quantization != "none":
             self.description += f" in {quantization}"
+
+    def with_layers(self, layers: Sequence[int]) -> FastDecoder:
+        """A decoder of these layers alone, in this order, and of the same weights; it takes their caches. The memory
+        of its steps is its own."""
+        part = copy.copy(self)
+        windows = tuple(self.shape.windows[layer] for layer in layers)
+        part.shape = replace(self.shape, num_layers=len(layers), windows=windows)
+        part._weights = replace(
+            self._weights, layers=[self._weights.layers[layer] for layer in layers]
+        )
+        part.weights_bytes = part._weights.size_bytes
+        if self.compiled is not None:
+            part._forward_compiled = CompiledForward(
+                part.shape, part._weights, self._rope, self.dtype, self.compiled
+            )
+        return part
 
     def forward(
         self, token_ids: Tensor, layout: StepLayout, caches: list[LayerCache], logit_rows: Tensor

@@ -13,17 +13,21 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
 import torch
 
 from core.config import (
+    NO_DRAFT,
+    NO_SPECULATION,
     CacheConfig,
     EngineConfig,
     KVCacheConfig,
     MemoryPlan,
     ModelConfig,
     ModelShape,
+    SpeculativeConfig,
     plan_memory,
     render_plan,
 )
@@ -34,6 +38,7 @@ from core.model.attention.layout import AttentionKernels, CausalModel
 from core.model.default_model import Report
 from core.model.description import ModelDescription, describe
 from core.model.device import available_bytes, choose_device, choose_dtype
+from core.model.draft_loader import LoadedDraft, load_draft, plan_draft
 from core.model.fingerprint import fingerprint
 from core.model.quantization import Quantization
 from core.model.source import ModelFiles, resolve
@@ -41,6 +46,10 @@ from core.model.threads import set_threads
 from core.model.tokenizer import Tokenizer
 from core.model.tokenizer_files import keep_tokenizer
 from core.model.weights import measure_weights, open_weights
+from core.model.weights_size import held_bytes, planned_bytes
+
+if TYPE_CHECKING:
+    from core.model.runner import ModelRunner
 
 _POSITION_TABLE = re.compile(r"(^|\.)(wpe|embed_positions|position_embeddings?)$")
 
@@ -100,10 +109,11 @@ def plan_only(
     kv_cache: KVCacheConfig,
     report: Report = lambda message, fraction: None,
     limit_bytes: int | None = None,
+    speculative: SpeculativeConfig = NO_SPECULATION,
 ) -> tuple[list[str], int]:
     """The lines of `--plan`, and the bytes they come to: the memory sum from config and file heads; no weight is
     loaded. `limit_bytes`: as in `prepare`."""
-    planned = prepare(model, engine, kv_cache, report, limit_bytes)
+    planned = prepare(model, engine, kv_cache, report, limit_bytes, speculative)
     dtype = str(planned.dtype).removeprefix("torch.")
     lines = [
         f"model: {planned.files.origin}, {planned.description.architecture}, {dtype} on {planned.device}",
@@ -119,6 +129,7 @@ def prepare(
     kv_cache: KVCacheConfig,
     report: Report,
     limit_bytes: int | None = None,
+    speculative: SpeculativeConfig = NO_SPECULATION,
 ) -> PlannedModel:
     """Resolve the files and plan memory from what they say about themselves. `limit_bytes` bounds what may be taken of
     the memory that is free."""
@@ -128,13 +139,19 @@ def prepare(
     description = describe(files.folder)
     _check_quantization(model, description, device)
     shape = description.shape(measure_weights(files.folder), dtype, description.num_embedding_rows)
-    shape = replace(
-        shape, weights_bytes=_weights_bytes(description, shape.weights_bytes, dtype, model, engine)
-    )
+
+    def weights_bytes(quantization: Quantization) -> int:
+        held = msgspec.structs.replace(model, quantization=quantization)
+        return planned_bytes(description, shape.weights_bytes, dtype, held, engine)
+
+    draft = NO_DRAFT
+    if engine.kernels != "torch" and device.type == "cpu":  # without the C kernels nobody drafts
+        draft = plan_draft(speculative, description.config, model.quantization, weights_bytes)
+    shape = replace(shape, weights_bytes=weights_bytes(model.quantization))
     available = available_bytes(device)
     if limit_bytes is not None:
         available = min(available, limit_bytes)
-    plan = plan_memory(shape, engine, kv_cache, model, available, _kind(device))
+    plan = plan_memory(shape, engine, kv_cache, model, available, _kind(device), draft)
     notes = (*description.notes, *_dtype_notes(description, dtype))
     return PlannedModel(files, description, shape, plan, dtype, device, notes)
 
@@ -145,12 +162,13 @@ def load_model(
     kv_cache: KVCacheConfig,
     report: Report,
     limit_bytes: int | None = None,
+    speculative: SpeculativeConfig = NO_SPECULATION,
 ) -> LoadedModel:
     """Load `model.name` and build its runner. Raises `ModelRefused` or `ConfigError` with what to do."""
     set_threads(engine.threads)  # of this thread's team, which computes every step
     watch = _Stopwatch()
     with watch.phase("files"):
-        planned = prepare(model, engine, kv_cache, report, limit_bytes)
+        planned = prepare(model, engine, kv_cache, report, limit_bytes, speculative)
     description, device, dtype = planned.description, planned.device, planned.dtype
     with watch.phase("tokenizer"):
         folder, ends = planned.files.folder, description.eos_token_ids
@@ -162,22 +180,21 @@ def load_model(
     )
     kernels, kernels_note = choose_kernels(device, engine.kernels)
     report("loading weights", None)
-    decoder: CausalModel
     with watch.phase("weights"):
         decoder, path = _build(planned, kernels, model.quantization, report)
+        drafted = load_draft(
+            speculative, decoder, description.config, folder, kernels, model.quantization
+        )
     if path == "general":
         with watch.phase("probe"):
             shape = _try_out(decoder, shape, kv_cache)
-    weights_bytes = _held_bytes(decoder) or shape.weights_bytes
-    shape = replace(shape, weights_bytes=weights_bytes)
-    plan = plan_memory(shape, engine, kv_cache, model, planned.plan.available_bytes, _kind(device))
+    shape = replace(shape, weights_bytes=held_bytes(decoder) or shape.weights_bytes)
+    settings = (shape, engine, kv_cache, model, planned.plan.available_bytes, _kind(device))
+    plan = plan_memory(*settings, NO_DRAFT if drafted is None else drafted.memory)
     trim_heap()
     report("reserving the KV cache", None)
     with watch.phase("kv_cache"):
-        from core.model.runner import ModelRunner
-
-        cache_config = CacheConfig(plan.block_size, plan.num_blocks, plan.kv_dtype)
-        runner = ModelRunner(decoder, shape, cache_config)
+        runner = _make_runner(decoder, shape, plan, drafted)
     with watch.phase("warm_up"):
         runner.warm_up()
     described = getattr(decoder, "description", kernels_note)
@@ -193,12 +210,24 @@ def load_model(
         dtype=str(dtype).removeprefix("torch."),
         device=str(device),
         kernels=described,
-        weights_bytes=weights_bytes,
+        weights_bytes=shape.weights_bytes,
         generation_defaults=description.generation_defaults if model.generation_defaults else {},
         start_phases=watch.phases,
         notes=planned.notes,
         fingerprint=fingerprint(runner, folder, described) if kv_cache.snapshot_file else "",
     )
+
+
+def _make_runner(
+    decoder: CausalModel, shape: ModelShape, plan: MemoryPlan, drafted: LoadedDraft | None
+) -> ModelRunner:
+    from core.model.runner import ModelRunner
+
+    cache_config = CacheConfig(plan.block_size, plan.num_blocks, plan.kv_dtype)
+    runner = ModelRunner(decoder, shape, cache_config)
+    if drafted is not None:
+        runner.draft_with(drafted.decoder, drafted.layers, drafted.description)
+    return runner
 
 
 def trim_heap() -> None:
@@ -222,30 +251,6 @@ def _check_quantization(
             f"model.quantization: {model.quantization} is for the fast decoder, which cannot compute this model: "
             f"{reason}; set it to none."
         )
-
-
-def _weights_bytes(
-    description: ModelDescription,
-    checkpoint_bytes: int,
-    dtype: torch.dtype,
-    model: ModelConfig,
-    engine: EngineConfig,
-) -> int:
-    """What the decoder will hold of a checkpoint of this size in `dtype`, with a tied head counted once."""
-    from core.model.decoder_shape import unsupported
-
-    config = description.config
-    if unsupported(config) is not None:
-        return checkpoint_bytes
-    head = int(config.vocab_size * config.hidden_size)
-    is_tied = bool(config.tie_word_embeddings)
-    has_own_embedding = not is_tied or engine.kernels == "torch"  # else it is read out of the head
-    embedding_bytes = head * dtype.itemsize if has_own_embedding else 0
-    layers = checkpoint_bytes // dtype.itemsize - (1 if is_tied else 2) * head
-    if model.quantization == "none":
-        return (layers + head) * dtype.itemsize + embedding_bytes
-    bits = 4.5 if model.quantization == "int4" and engine.kernels != "torch" else 8
-    return int(layers * bits / 8) + head + embedding_bytes
 
 
 def _kind(device: torch.device) -> Literal["cpu", "cuda"]:
@@ -332,13 +337,3 @@ def _try_out(decoder: Any, shape: ModelShape, kv_cache: KVCacheConfig) -> ModelS
             shape = replace(shape, max_context=min(shape.max_context, rows))
     probe(decoder, shape, kv_cache.block_size, available_bytes(decoder.device))
     return shape
-
-
-def _held_bytes(decoder: Any) -> int:
-    """What the weights really take: a decoder that packs them says so itself."""
-    if (held := getattr(decoder, "weights_bytes", None)) is not None:
-        return int(held)
-    module = getattr(decoder, "module", None)
-    if module is None:
-        return 0
-    return sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))

@@ -9,17 +9,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import islice
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from core.batch import Batch
 from core.config import CacheConfig, ModelShape
 from core.model.attention.layout import CausalModel
+from core.model.decoder import FastDecoder
+from core.model.drafter import ModelDrafter
 from core.model.kernels import Kernels
 from core.model.kv_cache import KVCache
-from core.model.sampler import Sampler
 from core.model.step_inputs import StepInputs
+from core.model.token_chooser import TokenChooser
 from core.outputs import SampledToken
 from core.sampling_params import SamplingParams
 from core.sequence import Sequence
@@ -44,9 +45,10 @@ class ModelRunner:
         """Reserves the KV cache; on a CPU its memory is taken as it is used."""
         self.shape, self.cache_config = shape, cache_config
         self.model = model
-        self._compiled: Kernels | None = getattr(model, "compiled", None)
-        self.has_fixed_bits = self._compiled is not None
-        self._sampler = Sampler(shape.vocab_size, shape.eos_token_ids)
+        compiled: Kernels | None = getattr(model, "compiled", None)
+        self.has_fixed_bits = compiled is not None
+        self.drafter: ModelDrafter | None = None
+        self._chooser = TokenChooser(shape.vocab_size, shape.eos_token_ids, compiled)
         self._masks = MaskWorker()
         self._inputs = StepInputs(cache_config, shape.vocab_size, model.device)
         self.kv_cache = KVCache.allocate(
@@ -90,11 +92,22 @@ class ModelRunner:
                 guesses.append(draft[:end])
         self._masks.finish()
         with torch.inference_mode():
-            sampled = iter(self._sample_rows(logits.logits, sequences, guesses))
+            sampled = iter(self._chooser.sample(logits.logits, sequences, guesses))
         for row in logits.ready:
             draft = batch.drafts[row] if batch.drafts else ()
             tokens[row] = verify(draft, list(islice(sampled, len(draft) + 1)))
         return tokens
+
+    def draft_with(self, decoder: FastDecoder, layers: list[int], description: str) -> None:
+        """From now on there is a drafter: `decoder`, whose layers are those of the model at these places."""
+        self.drafter = ModelDrafter(
+            decoder,
+            [self.kv_cache.layers[layer] for layer in layers],
+            self.shape,
+            self.cache_config,
+            self._chooser,
+            description,
+        )
 
     @property
     def block_bytes(self) -> int:
@@ -109,6 +122,8 @@ class ModelRunner:
     def reset(self) -> None:
         """See `Runner.reset`. Keys and values need no clearing: a block is written before it is read."""
         self._inputs.forget()
+        if self.drafter is not None:
+            self.drafter.reset()
 
     def warm_up(self) -> None:
         """Computes one small prefill and one decode step, so that the first request does not pay for first touches.
@@ -130,38 +145,3 @@ class ModelRunner:
             if sequence.pool is not None and not sequence.is_finished:
                 rows = hidden[start:end].double().cpu().numpy()
                 sequence.pool.add(sequence.num_computed_tokens, rows)
-
-    def _sample_rows(
-        self, logits: Tensor, sequences: list[Sequence], guesses: list[tuple[int, ...]]
-    ) -> list[SampledToken]:
-        """One C call for the rows whose best token is the whole answer, beside any others; the sampler for the rest."""
-        rest = [
-            row
-            for row, sequence in enumerate(sequences)
-            if not self._sampler.is_plain(sequence, len(guesses[row]))
-        ]
-        best = self._best_tokens(logits) if len(rest) < len(sequences) else None
-        if best is None:
-            return self._sampler.sample(logits, sequences, guesses)
-        if not rest:
-            return best
-        found = self._sampler.sample(
-            logits[rest], [sequences[row] for row in rest], [guesses[row] for row in rest]
-        )
-        for row, token in zip(rest, found, strict=True):
-            best[row] = token
-        return best
-
-    def _best_tokens(self, logits: Tensor) -> list[SampledToken] | None:
-        """The argmax of every row; None where there are no kernels for it, or a row is not finite."""
-        if self._compiled is None or logits.dtype != torch.float32:
-            return None
-        rows, stride = logits.shape
-        token_ids = np.empty(rows, dtype=np.int64)
-        self._compiled.greedy(
-            logits.data_ptr(), rows, stride, self.shape.vocab_size, token_ids.ctypes.data
-        )
-        found: list[int] = token_ids.tolist()
-        if min(found) < 0:
-            return None
-        return [SampledToken(token_id) for token_id in found]

@@ -6,6 +6,7 @@ it is cut. Used by the runner only.
 
 from __future__ import annotations
 
+from collections.abc import Sequence as List
 from dataclasses import dataclass
 
 import numpy as np
@@ -67,7 +68,7 @@ class StepInputs:
         """The tensors of one step; the layout's tables are overwritten by the next one."""
         ids: list[int] = []
         positions: list[int] = []
-        starts, contexts, ready = [0], [], []
+        starts, ready = [0], []
         logit_rows: list[int] = []
         for i, (sequence, count, draft) in enumerate(batch.rows()):
             first = sequence.num_computed_tokens
@@ -80,18 +81,30 @@ class StepInputs:
                 positions += range(first, last)
             ids += draft
             starts.append(len(positions))
-            contexts.append(last)
             if last - len(draft) == len(sequence.token_ids) and not sequence.is_finished:
                 ready.append(i)
                 logit_rows += range(len(positions) - 1 - len(draft), len(positions))
         assert len(ids) == len(positions) > 0
         assert 0 <= min(ids) <= max(ids) < self._vocab_size, "a token id is out of range"
-        tables = self._update_tables(batch.sequences, contexts)
+        return StepTensors(
+            self._tensor(np.array(ids, dtype=np.int64)),
+            self.lay_out(batch.sequences, positions, starts),
+            self._tensor(np.array(logit_rows, dtype=np.int64)),
+            ready,
+        )
+
+    def lay_out(
+        self, sequences: List[Sequence], positions: list[int], starts: list[int]
+    ) -> StepLayout:
+        """The layout of a step. positions: (num_tokens,), rising by one in each sequence; those of sequence i are
+        `starts[i]` to `starts[i + 1]`. Its tables are overwritten by the next one."""
+        contexts = [positions[end - 1] + 1 for end in starts[1:]]
+        tables = self._update_tables(sequences, contexts)
         places = np.array(positions, dtype=np.int64)
-        owners = np.repeat(np.arange(len(contexts)), batch.num_scheduled_tokens)
+        owners = np.repeat(np.arange(len(contexts)), np.diff(starts))
         blocks, offsets = np.divmod(places, self._block_size)
         slots = tables[owners, blocks].astype(np.int64) * self._block_size + offsets
-        layout = StepLayout(
+        return StepLayout(
             positions=self._tensor(places),
             slots=self._tensor(slots),
             row_starts=self._tensor(np.array(starts, dtype=np.int32)),
@@ -101,20 +114,12 @@ class StepInputs:
             context_lens_list=contexts,
             block_size=self._block_size,
         )
-        return StepTensors(
-            self._tensor(np.array(ids, dtype=np.int64)),
-            layout,
-            self._tensor(np.array(logit_rows, dtype=np.int64)),
-            ready,
-        )
 
     def _tensor(self, array: NDArray[np.int32] | NDArray[np.int64]) -> Tensor:
         tensor = torch.from_numpy(array)
         return tensor if self._device.type == "cpu" else tensor.to(self._device)
 
-    def _update_tables(
-        self, sequences: tuple[Sequence, ...], contexts: list[int]
-    ) -> NDArray[np.int32]:
+    def _update_tables(self, sequences: List[Sequence], contexts: list[int]) -> NDArray[np.int32]:
         """(num_sequences, max_blocks); only what changed since the last step is written."""
         self._reserve(len(sequences), max(len(sequence.block_ids) for sequence in sequences))
         del self._rows[len(sequences) :]

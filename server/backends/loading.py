@@ -24,6 +24,7 @@ from core import __version__
 from core.config import MIB, render_plan
 from core.engine import Engine
 from core.prefix_snapshot import restore_at_the_start
+from core.speculators import describe_drafts
 from core.step_loop import Report
 from server.backends.base import ServedModel
 from server.backends.native import LoadedThings
@@ -83,7 +84,8 @@ def make_load(
         from core.model.loader import load_model
 
         imported_s = time.monotonic() - start_s
-        loaded = load_model(config.model, engine_config, config.kv_cache, report, limit_bytes)
+        settings = (config.model, engine_config, config.kv_cache)
+        loaded = load_model(*settings, report, limit_bytes, config.speculative)
         engine = Engine(
             config.engine,
             loaded.runner,
@@ -106,8 +108,7 @@ def make_load(
             engine=engine,
             model=_served_model(config, loaded, engine.max_model_len, aliases),
             lines=(
-                *_describe(loaded, time.monotonic() - start_s),
-                *render_plan(loaded.plan, loaded.shape),
+                *_describe(config, loaded, time.monotonic() - start_s),
                 *restored,
             ),
             info={
@@ -156,9 +157,10 @@ def needed_bytes(config: ServerConfig, limit_bytes: int, report: Report) -> int:
     """What the model will take, from what its files say about themselves."""
     from core.model.loader import prepare
 
-    return prepare(
-        config.model, config.engine, config.kv_cache, report, limit_bytes
-    ).plan.total_bytes
+    planned = prepare(
+        config.model, config.engine, config.kv_cache, report, limit_bytes, config.speculative
+    )
+    return planned.plan.total_bytes
 
 
 def trim_heap() -> None:
@@ -194,7 +196,7 @@ def served_name(name: str, root: str) -> str:
     return root if is_path else name
 
 
-def _describe(loaded: LoadedModel, seconds: float) -> list[str]:
+def _describe(config: ServerConfig, loaded: LoadedModel, seconds: float) -> list[str]:
     version = importlib.metadata.version
     return [
         f"versions: Noria {__version__}, Python {platform.python_version()}, torch {version('torch')}, "
@@ -203,4 +205,6 @@ def _describe(loaded: LoadedModel, seconds: float) -> list[str]:
         f"{loaded.weights_bytes / MIB:,.0f} MiB of weights, loaded in {seconds:.1f} s",
         f"kernels: {loaded.kernels}",
         *loaded.notes,
+        *render_plan(loaded.plan, loaded.shape),
+        describe_drafts(config.speculative, loaded.runner),
     ]

@@ -12,7 +12,7 @@ from core.engine import Engine
 from core.outputs import FinishReason, StepOutput
 from core.sampling_params import SamplingParams
 from core.sequence import Sequence
-from core.speculation import _Candidate
+from core.speculation import Candidate
 from core.step_costs import StepCosts
 
 RUNNER_KEYS = {"num_blocks", "block_size", "max_context", "script", "eos_token_ids", "vocab_size"}
@@ -106,20 +106,20 @@ def guess_with(engine: Engine, guess: Callable[[Sequence, int], list[int]]) -> N
     speculator = engine._speculator
     assert speculator is not None
 
-    def find(decodes: list[tuple[int, Sequence]]) -> list[_Candidate]:
+    def find(decodes: list[tuple[int, Sequence]]) -> list[Candidate]:
         found = find_candidates(decodes)
         known = {candidate.row for candidate in found}
         for row, sequence in decodes:
             room = min(speculator._max_tokens, speculator._num_left(sequence) - 1)
             if row not in known and room > 0:
-                found.append(_Candidate(row, sequence, sequence.drafting, 0.5, room))
+                found.append(Candidate(row, sequence, sequence.drafting, 0.5, room))
         return found
 
-    def decide(candidates: list[_Candidate], costs: StepCosts, num_decodes: int) -> None:
+    def decide(candidates: list[Candidate], costs: StepCosts, num_decodes: int) -> None:
         for candidate in candidates:
             candidate.count = candidate.room
 
-    def draft(candidate: _Candidate) -> tuple[int, ...]:
+    def draft(candidate: Candidate) -> tuple[int, ...]:
         ids = tuple(guess(candidate.sequence, candidate.count))[: candidate.count]
         return ids[: speculator._scheduler.reserve(candidate.sequence, len(ids))]
 
@@ -127,6 +127,18 @@ def guess_with(engine: Engine, guess: Callable[[Sequence, int], list[int]]) -> N
     speculator._find_candidates = find
     speculator._decide = decide
     speculator._draft = draft
+
+
+def draft_always(engine: Engine) -> None:
+    """From now on every decode gets a draft as long as may be, whatever it may cost. The drafter is asked as ever."""
+    speculator = engine._speculator
+    assert speculator is not None
+
+    def decide(candidates: list[Candidate], costs: StepCosts, num_decodes: int) -> None:
+        for candidate in candidates:
+            candidate.count = candidate.room
+
+    speculator._decide = decide
 
 
 def continuation(sequence: Sequence, count: int) -> list[int]:

@@ -454,7 +454,7 @@ def test_stats_tell_the_state_and_only_after_a_step_what_it_did() -> None:
     stats = engine.stats(is_after_step=True)
     assert (stats.num_running, stats.num_waiting, stats.num_waiting_prompt_tokens) == (2, 1, 5)
     assert (stats.step_kind, stats.num_prefill_tokens, stats.num_sequences) == ("prefill", 10, 2)
-    assert set(stats.parts_s) == {"schedule", "run", "sample", "update"}
+    assert set(stats.parts_s) == {"schedule", "draft", "run", "sample", "update"}
     assert engine.stats().step_kind == "idle"
     engine.step()
     assert engine.stats(is_after_step=True).step_kind == "decode"

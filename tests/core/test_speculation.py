@@ -28,7 +28,7 @@ from core.engine import Engine
 from core.outputs import FinishReason, SampledToken
 from core.prompt_lookup import LONGEST_MATCH, PromptLookup
 from core.sequence import Sequence
-from core.speculation import Speculator, _Candidate
+from core.speculation import Candidate, Speculator
 from core.step_costs import StepCosts
 from core.structured.compiler import GrammarCompiler
 from core.structured.follow import GrammarState
@@ -163,7 +163,7 @@ def test_an_idle_batch_is_drafted_for_and_a_dear_one_is_not() -> None:
             costs.observe(0, 8e-3 + num_decodes * 0.2e-3)
         for _ in range(20):
             costs.observe(8, 8e-3 + num_decodes * 0.2e-3 + 8 * row_s)
-        candidate = _Candidate(0, make_sequence("s", "ab"), None, 0.75, 8)
+        candidate = Candidate(0, make_sequence("s", "ab"), None, 0.75, 8)
         speculator._decide([candidate], costs, num_decodes)
         assert (candidate.count > 2) == (expected > 2)
 
@@ -315,7 +315,7 @@ def test_a_grammar_holds_behind_every_guess() -> None:
 def test_guessing_that_raises_costs_nothing_but_the_draft() -> None:
     engine, _ = drafting_engine()
 
-    def fail(candidate: _Candidate) -> tuple[int, ...]:
+    def fail(candidate: Candidate) -> tuple[int, ...]:
         engine._scheduler.reserve(candidate.sequence, 8)
         raise RuntimeError("told to fail")
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from dummy_engine import guess_with
+from dummy_engine import draft_always, guess_with
 
 from core.config import (
     NO_SPECULATION,
@@ -26,6 +26,9 @@ from core.config import (
 )
 from core.engine import Engine
 from core.generation import GenerationBuilder
+from core.model.attention import choose_kernels
+from core.model.description import describe
+from core.model.draft_loader import load_draft
 from core.model.loader import LoadedModel, load_model
 from core.model.runner import ModelRunner
 from core.outputs import StepOutput
@@ -195,6 +198,59 @@ def half_right(expected: list[tuple]) -> Callable[[Sequence, int], list[int]]:
 
 def test_drafts_leave_every_bit_as_it_is(default_model_folder: Path) -> None:
     check(default_model_folder, 16, num_rounds=1)
+
+
+def check_draft_model(folder: Path, draft_model: str, count: int, least_accepted: float) -> None:
+    """As `check`, with a part of the model that drafts: alone, in chunks from the prefix cache, and preempted."""
+    loaded = load_model(
+        ModelConfig(name=str(folder)),
+        EngineConfig(device="cpu", kernels="c"),
+        KVCacheConfig(num_blocks=600),
+        lambda message, fraction=None: None,
+    )
+    runner = loaded.runner
+    assert isinstance(runner, ModelRunner)
+    speculative = SpeculativeConfig(method="draft", draft_model=draft_model, max_tokens=4)
+    kernels, _ = choose_kernels(runner.model.device, "c")
+    config = describe(folder).config
+    draft = load_draft(speculative, runner.model, config, folder, kernels, "none")
+    assert draft is not None
+    compiler = GrammarCompiler(loaded.tokenizer)
+    requests = make_requests(loaded, count, seed=5)
+
+    def engine(chunk: int, num_blocks: int, speculative: SpeculativeConfig) -> Engine:
+        own = ModelRunner(runner.model, runner.shape, CacheConfig(16, num_blocks))
+        own.draft_with(draft.decoder, draft.layers, draft.description)
+        config = EngineConfig(batch_size=16, max_batched_tokens=chunk)
+        made = Engine(config, own, loaded.tokenizer, speculative=speculative)
+        if speculative is not NO_SPECULATION:
+            draft_always(made)
+        return made
+
+    expected = answer(engine(256, 600, NO_SPECULATION), requests, compiler)
+    longest = max(len(r.token_ids) + r.params.max_tokens for r in requests)
+    roomy, cramped = engine(256, 600, speculative), engine(24, -(-longest // 16) + 2, speculative)
+    for company in (roomy, roomy, cramped):  # cold, from the cache, preempted
+        got = answer(company, requests, compiler)
+        different = [i for i, (a, b) in enumerate(zip(expected, got, strict=True)) if a != b]
+        assert not different, f"{len(different)} of {count} differ, first {different[0]}"
+        stats = company.stats()
+        assert stats.total_accepted_tokens > least_accepted * stats.total_draft_tokens
+    assert cramped.stats().total_preemptions > 0
+
+
+@pytest.mark.parametrize(("draft_model", "least_accepted"), [("self:int4", 0.3), ("self:9", 0.0)])
+def test_a_draft_model_leaves_every_bit_as_it_is(
+    default_model_folder: Path, draft_model: str, least_accepted: float
+) -> None:
+    check_draft_model(default_model_folder, draft_model, 10, least_accepted)
+
+
+@pytest.mark.slow
+def test_a_draft_model_leaves_every_bit_of_a_thousand_mixed_requests_as_it_is(
+    default_model_folder: Path,
+) -> None:
+    check_draft_model(default_model_folder, "self:int4", 1000, 0.3)
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import time
 import pytest
 import yaml
 
-from core.config import EngineConfig
+from core.config import EngineConfig, SpeculativeConfig
 from core.dummy_runner import ByteTokenizer, make_dummy_runner
 from core.engine import Engine
 from core.outputs import StepOutput
@@ -139,7 +139,9 @@ def test_a_script_keeps_so_many_sequences_running_and_counts_their_tokens() -> N
 def test_a_pair_with_and_without_drafts_answers_with_the_same_tokens() -> None:
     plain = make_engine()
     args = argparse.Namespace(max_tokens=12, temperature=0.5, pairs=2)
-    figures = speculation.measure(plain, speculation.beside(plain), ["abcabcabc", "b"], 2, args)
+    figures = speculation.measure(
+        plain, speculation.beside(plain, SpeculativeConfig()), ["abcabcabc", "b"], 2, args
+    )
     assert (figures["clients"], figures["tokens"]) == (2, 24)
     assert figures["lowest"] <= figures["ratio"] <= figures["highest"]
 

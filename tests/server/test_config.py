@@ -261,3 +261,13 @@ def test_settings_of_several_models_are_told_to_do_nothing_without_any(tmp_path)
 
 def test_the_share_of_loading_is_more_than_nothing(tmp_path):
     assert "models_load_share must be" in message_of(tmp_path, "models_load_share: 0")
+
+
+def test_a_draft_model_is_asked_for_and_must_be_readable(tmp_path):
+    method = "speculative.method=draft"
+    missing = message_of(tmp_path, None, None, method)
+    assert missing.startswith("speculative.method: draft needs speculative.draft_model")
+    wrong = message_of(tmp_path, None, None, method, "speculative.draft_model=self:int5")
+    assert wrong.startswith("speculative.draft_model must be self:N")
+    config, _ = load(None, None, method, "speculative.draft_model=self:int4:20", tmp=tmp_path)
+    assert config.speculative.draft_model == "self:int4:20"

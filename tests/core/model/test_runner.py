@@ -12,6 +12,7 @@ from core.model.attention import choose_kernels
 from core.model.kv_cache import KVCache
 from core.model.runner import ModelRunner
 from core.model.threads import available_cores
+from core.model.token_chooser import TokenChooser
 from core.sampling_params import SamplingParams
 from core.sequence import Sequence, SequenceStatus
 
@@ -109,7 +110,7 @@ def test_a_row_that_is_not_finite_fails_alone(pair) -> None:
 def test_ids_beyond_the_vocabulary_are_never_chosen(pair) -> None:
     _, runner = pair
     runner.shape = ModelShape(3, 2, 16, 100, 4096, 1, 1, (0,))
-    runner._sampler.vocab_size = 100
+    runner._chooser = TokenChooser(100, (0,), getattr(runner.model, "compiled", None))
     batch = Batch((sequence(prompts(6)[0], 0),), (6,))
     logits = runner.run(batch)
     with torch.inference_mode():

@@ -1,0 +1,132 @@
+"""A part of a tiny model drafts for the whole: what it guesses, and what it leaves in the blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from dummy_engine import draft_always
+from tiny_decoders import CONFIGS, build, prompts
+
+from core.config import (
+    CacheConfig,
+    EngineConfig,
+    KVCacheConfig,
+    ModelConfig,
+    ModelShape,
+    SpeculativeConfig,
+)
+from core.dummy_runner import ByteTokenizer
+from core.engine import Engine
+from core.errors import ConfigError
+from core.model.attention import choose_kernels
+from core.model.loader import load_model, plan_only
+from core.model.runner import ModelRunner
+from core.sampling_params import SamplingParams
+
+DRAFT = SpeculativeConfig(method="draft", draft_model="self:1", max_tokens=5)
+
+
+def make_engines(layers: list[int], kv_dtype: str = "auto") -> tuple[Engine, Engine]:
+    """(without drafts, with drafts of these layers in every step), of the same weights."""
+    _, decoder = build(CONFIGS["llama with biases"], choose_kernels(torch.device("cpu"), "c")[0])
+    shape = ModelShape(3, 2, 32, 160, 4096, 2 * 3 * 2 * 32 * 4, decoder.weights_bytes, (0,))
+    engines = []
+    for speculative in (SpeculativeConfig(method="off"), DRAFT):
+        cache = CacheConfig(4, 300, kv_dtype)  # type: ignore[arg-type]
+        runner = ModelRunner(decoder, shape, cache)
+        runner.draft_with(decoder.with_layers(layers), layers, "a part")
+        engines.append(Engine(EngineConfig(), runner, ByteTokenizer(), speculative=speculative))
+    draft_always(engines[1])
+    return engines[0], engines[1]
+
+
+PARAMS = [
+    SamplingParams(temperature=0, max_tokens=30, ignore_eos=True),
+    SamplingParams(temperature=0.8, seed=3, max_tokens=30, ignore_eos=True, logprobs=2),
+    SamplingParams(temperature=0.8, seed=4, max_tokens=30, ignore_eos=True, top_p=0.9),
+    SamplingParams(temperature=0, max_tokens=30, ignore_eos=True, repetition_penalty=1.2),
+    SamplingParams(temperature=0, max_tokens=30, min_tokens=20),
+]
+
+
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
+def test_all_layers_guess_every_token_right(kv_dtype: str) -> None:
+    """Greedy, seeded and adjusted: the draft draws with the same numbers, so what it computes is what is verified."""
+    plain, drafted = make_engines([0, 1, 2], kv_dtype)
+    asked = prompts(7, 12, 3, 9, 5)
+    assert [g.token_ids for g in drafted.generate(asked, PARAMS)] == [
+        g.token_ids for g in plain.generate(asked, PARAMS)
+    ]
+    stats = drafted.stats()
+    assert stats.total_draft_tokens > 60
+    assert stats.total_accepted_tokens == stats.total_draft_tokens
+    assert stats.total_steps < plain.stats().total_steps / 3
+
+
+@pytest.mark.parametrize("layers", [[0], [0, 2], [1, 2]])
+def test_some_layers_guess_some_tokens_right_and_change_none(layers: list[int]) -> None:
+    plain, drafted = make_engines(layers)
+    asked = prompts(7, 12, 3, 9, 5)
+    assert drafted.generate(asked, PARAMS) == plain.generate(asked, PARAMS)
+    stats = drafted.stats()
+    assert 0 < stats.total_accepted_tokens < stats.total_draft_tokens
+
+
+def test_a_draft_model_is_loaded_counted_and_told(tiny_model: Callable[..., Path]) -> None:
+    loaded = load_model(
+        ModelConfig(name=str(tiny_model("llama"))),
+        EngineConfig(device="cpu", kernels="c"),
+        KVCacheConfig(num_blocks=64),
+        lambda *_: None,
+        speculative=SpeculativeConfig(method="draft", draft_model="self:int8:1"),
+    )
+    assert loaded.runner.drafter is not None
+    assert "1 of the 2 layers of the served model in int8" in loaded.runner.drafter.description
+    assert 0 < loaded.plan.draft.weights_bytes < loaded.weights_bytes
+    assert loaded.plan.total_bytes == (
+        loaded.weights_bytes
+        + loaded.plan.draft.weights_bytes
+        + loaded.plan.activation_bytes
+        + loaded.plan.kv_bytes
+    )
+
+
+def test_layers_that_are_shared_take_no_memory(tiny_model: Callable[..., Path]) -> None:
+    loaded = load_model(
+        ModelConfig(name=str(tiny_model("llama")), quantization="int8"),
+        EngineConfig(device="cpu", kernels="c"),
+        KVCacheConfig(num_blocks=64),
+        lambda *_: None,
+        speculative=SpeculativeConfig(method="draft", draft_model="self:int8:1"),
+    )
+    assert loaded.runner.drafter is not None
+    assert loaded.plan.draft.weights_bytes == 0
+
+
+def test_the_plan_shows_the_draft_model_and_refuses_layers_that_are_not_there(
+    tiny_model: Callable[..., Path],
+) -> None:
+    def plan(name: str) -> str:
+        speculative = SpeculativeConfig(method="draft", draft_model=name)
+        settings = ModelConfig(name=str(tiny_model("llama"))), EngineConfig(), KVCacheConfig()
+        return "\n".join(plan_only(*settings, speculative=speculative)[0])
+
+    assert "MiB of the draft model" in plan("self:int4")
+    assert "draft" not in plan("self:1")
+    with pytest.raises(ConfigError, match=r"speculative\.draft_model asks for layer 6"):
+        plan("self:7")
+
+
+def test_without_the_kernels_nobody_drafts(tiny_model: Callable[..., Path]) -> None:
+    loaded = load_model(
+        ModelConfig(name=str(tiny_model("llama"))),
+        EngineConfig(device="cpu", kernels="torch"),
+        KVCacheConfig(num_blocks=64),
+        lambda *_: None,
+        speculative=SpeculativeConfig(method="draft", draft_model="self:int8"),
+    )
+    assert loaded.runner.drafter is None
+    assert loaded.plan.draft.weights_bytes == 0
