@@ -52,3 +52,8 @@ def give_way() -> None:
     pace: Pace | None = getattr(_of_this_thread, "pace", None)
     if pace is not None:
         pace.pause()
+
+
+def is_beside_steps() -> bool:
+    """Whether this thread works beside one that steps."""
+    return getattr(_of_this_thread, "pace", None) is not None

@@ -82,10 +82,10 @@ class Turns:
         """Runs something in the loading thread, behind what was asked of it before. It must not raise."""
         self._jobs.put(job)
 
-    def dispose(self, engine: Engine) -> None:
+    def dispose(self, engine: Engine, *, is_for_another: bool = False) -> None:
         """Drops an engine in the loading thread, where giving back its memory keeps nobody waiting. The caller drops
-        every reference of its own first."""
-        self._jobs.put(_Disposal(engine, self._trim))
+        every reference of its own first. `is_for_another`: a load follows, which takes the memory again and trims."""
+        self._jobs.put(_Disposal(engine, None if is_for_another else self._trim))
 
     # --- the loading thread ---
 
@@ -224,7 +224,7 @@ class SharedLane(Lane):
 class _Disposal:
     """Drops the engine it holds; what reference cycles keep alive is looked for, and found, at once."""
 
-    def __init__(self, engine: Engine, trim: Callable[[], None]) -> None:
+    def __init__(self, engine: Engine, trim: Callable[[], None] | None) -> None:
         self._engine: Engine | None = engine
         self._trim = trim
 
@@ -234,4 +234,5 @@ class _Disposal:
         self._engine = None
         if runner() is not None:
             gc.collect()
-        self._trim()
+        if self._trim is not None:
+            self._trim()

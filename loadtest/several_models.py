@@ -187,12 +187,14 @@ async def watch_the_warm(target: Target, args: argparse.Namespace) -> dict[str, 
             await asyncio.gather(loading, return_exceptions=True)
             await admin.load(NAMES[1])  # so that nothing loads in the next quiet phase
         after = await _loads(admin)
+        seconds = {each["id"]: each["seconds_to_load"] for each in (await admin.report())["data"]}
         await admin.load(NAMES[0], pinned=False)
     quiet_p99, busy_p99 = percentile(quiet_ms, 99) or 0.0, percentile(busy_ms, 99) or 0.0
     return {
         "kind": "warm",
         "requests": len(quiet_ms) + len(busy_ms),
         "loads_beside": sum(after.values()) - sum(before.values()),
+        "seconds_to_load_beside": {name: seconds[name] for name in NAMES[1:]},
         "quiet_p50_ms": round(percentile(quiet_ms, 50) or 0.0, 1),
         "busy_p50_ms": round(percentile(busy_ms, 50) or 0.0, 1),
         "quiet_p99_ms": round(quiet_p99, 1),

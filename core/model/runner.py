@@ -22,6 +22,7 @@ from core.model.kv_cache import KVCache
 from core.model.step_inputs import StepInputs
 from core.model.token_chooser import TokenChooser
 from core.outputs import SampledToken
+from core.pace import give_way, is_beside_steps
 from core.sampling_params import SamplingParams
 from core.sequence import Sequence
 from core.structured.follow import MaskWorker
@@ -127,8 +128,10 @@ class ModelRunner:
 
     def warm_up(self) -> None:
         """Computes one small prefill and one decode step, so that the first request does not pay for first touches.
-        Only while no sequence exists: it writes into the first blocks."""
-        room = min(WARM_UP_TOKENS, self.cache_config.num_tokens, self.shape.max_context)
+        Only while no sequence exists: it writes into the first blocks. Beside another model's steps it is the least
+        that touches everything: a step cannot pause."""
+        wanted = 2 if is_beside_steps() else WARM_UP_TOKENS
+        room = min(wanted, self.cache_config.num_tokens, self.shape.max_context)
         sequence = Sequence("warm-up", [0] * room, SamplingParams(temperature=0))
         sequence.block_ids = list(range(-(-room // self.cache_config.block_size)))
         for count in (room - 1, 1):
@@ -136,6 +139,7 @@ class ModelRunner:
                 batch = Batch((sequence,), (count,))
                 self.sample(batch, self.run(batch))
                 sequence.num_computed_tokens += count
+                give_way()
         self.reset()
 
     def _pool(self, batch: Batch, starts: list[int]) -> None:

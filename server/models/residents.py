@@ -131,14 +131,14 @@ class Residents:
         if slot.num_leases:
             await slot.is_idle.wait()
         slot.state = "unloading"
-        await self._discard(slot)
+        await self._discard(slot, is_for_another=reason == "pressure")
         slot.state, slot.is_closing = "unloaded", False
         slot.metrics.observe_unload(reason)
         event(_log, logging.INFO, "model unloaded", model=slot.name, reason=reason)
         if slot.num_waiting:
             self.want(slot)
 
-    async def _discard(self, slot: Slot) -> None:
+    async def _discard(self, slot: Slot, *, is_for_another: bool = False) -> None:
         """Stops what computes for the model and gives its memory back."""
         backend, slot.backend = slot.backend, None
         if backend is None:
@@ -148,7 +148,7 @@ class Residents:
             slot.metrics.watch(None)
         engine = backend.release()
         if engine is not None:
-            self.turns.dispose(engine)
+            self.turns.dispose(engine, is_for_another=is_for_another)
             del engine
             await self._in_loading_thread(lambda: None)  # behind the disposal
 

@@ -7,6 +7,7 @@ runtime, and with it one team of threads. Every call takes contiguous CPU tensor
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -22,8 +23,7 @@ if TYPE_CHECKING:
     from core.model.attention.layout import LayerCache, StepLayout
 
 COLUMNS = 32  # outputs in one packed block of a linear layer
-_ROWS_AT_ONCE = 128 * COLUMNS
-_AT_ONCE = 1 << 18  # numbers of 32 bits that are moved between two pauses: a millisecond or less
+_AT_ONCE = 1 << 18  # numbers that are moved between two pauses: a millisecond or less
 DTYPES = {torch.bfloat16: 0, torch.float32: 1}
 PARTS = ("norms", "linear", "rope", "attention", "head")  # of a forward, as `Scratch.seconds` times
 INT8, INT4 = 2, 3  # kinds of linear layers beside the dtypes
@@ -144,17 +144,23 @@ def _whole_blocks(rows: Tensor) -> Tensor:
     return torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])])
 
 
-def _pack(weight: Tensor, inputs_together: int) -> Tensor:
+def _pack(
+    weight: Tensor, inputs_together: int, change: Callable[[Tensor], Tensor] = lambda rows: rows
+) -> Tensor:
+    """`change` is done to the rows of `weight`, some at a time."""
     assert inputs_together * weight.itemsize == 4
-    groups = _whole_blocks(weight).view(torch.int32)  # what stays together is moved as one number
-    width = groups.shape[1]
-    blocks = groups.view(-1, COLUMNS, width).transpose(1, 2)
-    packed = torch.empty(blocks.shape, dtype=torch.int32)
-    count = max(1, _AT_ONCE // (COLUMNS * width))
-    for start in range(0, len(blocks), count):
-        packed[start : start + count] = blocks[start : start + count]
+    count = max(1, _AT_ONCE // max(1, COLUMNS * weight.shape[1])) * COLUMNS
+    packed = torch.empty(0, dtype=torch.int32)
+    for start in range(0, weight.shape[0], count):
+        rows = _whole_blocks(change(weight[start : start + count]))
+        groups = rows.view(torch.int32)  # what stays together is moved as one number
+        width = groups.shape[1]
+        if not start:
+            packed = torch.empty(-(-weight.shape[0] // COLUMNS), width, COLUMNS, dtype=torch.int32)
+        blocks = groups.view(-1, COLUMNS, width).transpose(1, 2)
+        packed[start // COLUMNS : start // COLUMNS + len(blocks)] = blocks
         give_way()
-    return packed.view(weight.dtype).view(-1, width, COLUMNS, inputs_together)
+    return packed.view(weight.dtype).view(-1, packed.shape[1], COLUMNS, inputs_together)
 
 
 def pack_weight(weight: Tensor) -> Tensor:
@@ -189,13 +195,12 @@ def row_bytes(inputs: int) -> int:
 
 def pack_int8(weight: Int8Weight) -> PackedIntegers:
     """(blocks, inputs / 4, 32, 4) bytes, each 128 more than the integer; inputs are padded to whole groups of 64."""
-    values = weight.values.view(torch.uint8)
-    missing = -values.shape[1] % SHIFT_INPUTS
-    parts = [
-        _pack(torch.nn.functional.pad(values[start : start + _ROWS_AT_ONCE] ^ 128, (0, missing)), 4)
-        for start in range(0, len(values), _ROWS_AT_ONCE)
-    ]
-    packed = parts[0] if len(parts) == 1 else torch.cat(parts)
+    missing = -weight.values.shape[1] % SHIFT_INPUTS
+
+    def change(rows: Tensor) -> Tensor:
+        return torch.nn.functional.pad(rows ^ 128, (0, missing))
+
+    packed = _pack(weight.values.view(torch.uint8), 4, change)
     return PackedIntegers(INT8, packed, _whole_blocks(weight.scale))
 
 
