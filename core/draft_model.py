@@ -1,5 +1,7 @@
 """`SelfDraft`: what `speculative.draft_model: self:…` means, a part of the served model that drafts for the whole.
 
+Any other name is that of another model.
+
 Words to numbers, no tensors. Used by the configuration, which refuses what cannot be read, and by the loader.
 """
 
@@ -14,7 +16,7 @@ from core.errors import ConfigError
 
 ACCEPTED = (
     "self:N (the first N layers of the served model), self:0-5,20-29 (these layers), self:int8 or self:int4 (its "
-    "weights in fewer bits), or both, as in self:int4:20"
+    "weights in fewer bits), or both, as in self:int4:20; or the name of another model, as model.name takes it"
 )
 _SELF = "self"
 _COUNT = re.compile(r"\d{1,4}")

@@ -41,6 +41,12 @@ class DraftSpeculator(Speculator):
             forwards_s.append(report.parts_s["draft"] / self._num_forwards)
         super().observe(batch, gained, report)
 
+    def seconds_of(self, num_decodes: int) -> dict[str, float]:
+        """See `Speculator.seconds_of`; and a `forward` of the draft model, the median of the latest."""
+        forwards_s = self._forwards_of(num_decodes)
+        forward_s = statistics.median(forwards_s) if forwards_s else 0.0
+        return {**super().seconds_of(num_decodes), "forward": forward_s}
+
     def _step_s(self, report: StepReport) -> float:
         return report.duration_s - report.parts_s["draft"]
 

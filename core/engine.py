@@ -83,7 +83,7 @@ class Engine:
         )
         self._prefix_cache = prefix_cache
         self.snapshots: SnapshotFile | None = None
-        self._speculator = make_speculator(
+        self.speculator = make_speculator(
             speculative, config.batch_size, self._scheduler, self.max_model_len, runner
         )
         self._sequences: dict[str, Sequence] = {}  # all that have not ended
@@ -202,7 +202,7 @@ class Engine:
             total_prefix_queries=scheduler.total_prefix_queries,
             total_prefix_hits=scheduler.total_prefix_hits,
             total_steps=self._total_steps,
-            **({} if self._speculator is None else self._speculator.totals.as_stats()),
+            **({} if self.speculator is None else self.speculator.totals.as_stats()),
         )
 
     def generate(
@@ -244,8 +244,8 @@ class Engine:
             self._end(sequence, FinishReason.ERROR, error=_QUEUE_TIMEOUT)
         batch = self._scheduler.schedule(moments_s[0])
         moments_s.append(self._clock())
-        if self._speculator is not None:
-            batch = self._speculator.extend(batch)
+        if self.speculator is not None:
+            batch = self.speculator.extend(batch)
         self._report = report_step(batch)
         if not batch.sequences:
             return
@@ -272,8 +272,8 @@ class Engine:
         self._scheduler.step_budget.observe(
             report.num_prefill_tokens, report.num_decode_tokens, report.duration_s
         )
-        if self._speculator is not None:
-            self._speculator.observe(batch, tokens, report)
+        if self.speculator is not None:
+            self.speculator.observe(batch, tokens, report)
 
     def _script_sequence(self, prompt: str | list[int], params: SamplingParams) -> Sequence:
         token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)

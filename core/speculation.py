@@ -145,6 +145,11 @@ class Speculator:
         """What `StepCosts` learns from."""
         return report.duration_s
 
+    def seconds_of(self, num_decodes: int) -> dict[str, float]:
+        """What was measured beside so many sequences: a `step` without drafts, and a `row` of a draft in it."""
+        costs = self._costs_of(num_decodes)
+        return {"step": costs.step_s, "row": costs.row_s}
+
     def _extend(self, batch: Batch) -> Batch:
         decodes = [
             (row, sequence)

@@ -107,7 +107,10 @@ def _are_engine_args(value: object) -> bool:
 
 
 def _is_draft_model(value: object) -> bool:
-    return isinstance(value, str) and draft_model.read_self_draft(value) is not None
+    if not isinstance(value, str) or not value.strip():
+        return False
+    is_self = draft_model.is_self_draft(value)
+    return not is_self or draft_model.read_self_draft(value) is not None
 
 
 SECONDS = number(0)

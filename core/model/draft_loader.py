@@ -1,88 +1,181 @@
 """The draft model of `speculative.method: draft`: what it will take, and the decoder that drafts.
 
-Called by `loader.py`, in the thread that loads.
+A part of the served model, or another model with the same vocabulary. Called by `loader.py`, in the thread that loads.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from core.config import MIB, NO_DRAFT, DraftMemory, SpeculativeConfig
-from core.draft_model import SelfDraft, read_self_draft
+import torch
+
+from core.config import MIB, NO_DRAFT, DraftMemory, KVCacheConfig, ModelConfig, SpeculativeConfig
+from core.draft_model import SelfDraft, is_self_draft, read_self_draft
+from core.errors import ConfigError
 from core.model.attention.layout import AttentionKernels, CausalModel
 from core.model.decoder import FastDecoder
 from core.model.decoder_shape import unsupported
+from core.model.default_model import Report
+from core.model.description import ModelDescription, describe
 from core.model.quantization import Quantization
-from core.model.weights import open_weights
+from core.model.source import resolve
+from core.model.tokenizer import Tokenizer
+from core.model.tokenizer_files import load_tokenizer
+from core.model.weights import measure_weights, open_weights
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedDraft:
-    """`layers`: those of the served model that those of the decoder are. `memory`: what is held for it alone."""
+    """`layers`: those of the served model that those of the decoder are; None: it is another model, which can take
+    `max_context` tokens. `memory`: what is held for it alone."""
 
     decoder: FastDecoder
-    layers: list[int]
+    layers: list[int] | None
     memory: DraftMemory
     description: str
+    max_context: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DraftPlan:
+    """What will draft, known before a weight is loaded: nobody, a part of the served model, or another model."""
+
+    memory: DraftMemory = NO_DRAFT
+    part: SelfDraft | None = None
+    name: str = ""
+    folder: Path | None = None
+    description: ModelDescription | None = None
+
+
+NOBODY = DraftPlan()
 
 
 def plan_draft(
     speculative: SpeculativeConfig,
-    config: Any,
-    quantization: Quantization,
-    weights_bytes: Callable[[Quantization], int],
-) -> DraftMemory:
-    """What the draft model will take. `weights_bytes` tells how much the whole model takes, quantized so.
+    model: ModelConfig,
+    kv_cache: KVCacheConfig,
+    served: ModelDescription,
+    dtype: torch.dtype,
+    weights_bytes: Callable[[ModelDescription, int, Quantization], int],
+    served_bytes: int,
+    report: Report,
+) -> DraftPlan:
+    """`weights_bytes(description, size of the checkpoint, quantization)` tells what a model will take.
 
-    Raises `ConfigError` where the served model has not the layers that are asked for."""
-    draft = _self_draft(speculative)
-    if draft is None or unsupported(config) is not None:
-        return NO_DRAFT
-    num_layers = config.num_hidden_layers
-    layers = draft.layers_of(num_layers)
-    if draft.quantization in ("none", quantization):
-        return NO_DRAFT  # it shares what is there
+    Raises `ConfigError` where the served model has not the layers that are asked for, and where another model cannot
+    draft for it; `ModelRefused` where its files cannot be read."""
+    name = speculative.draft_model
+    if speculative.method != "draft" or name is None or unsupported(served.config) is not None:
+        return NOBODY
+    if not is_self_draft(name):
+        return _plan_other(name, model, kv_cache, served, dtype, weights_bytes, report)
+    part = read_self_draft(name)
+    assert part is not None, "the configuration was not checked"
+    config, layers = served.config, part.layers_of(served.config.num_hidden_layers)
+    if part.quantization in ("none", model.quantization):
+        return DraftPlan(part=part)  # it shares what is there
     head = (
         config.vocab_size * config.hidden_size
     )  # in 8 bits, and so the embedding where it is tied
-    head *= 1 if config.tie_word_embeddings else 3
-    inner = max(0, weights_bytes(draft.quantization) - head)
-    return DraftMemory(weights_bytes=head + inner * len(layers) // num_layers)
+    head *= 1 if config.tie_word_embeddings else 1 + dtype.itemsize
+    inner = max(0, weights_bytes(served, served_bytes, part.quantization) - head)
+    size = head + inner * len(layers) // config.num_hidden_layers
+    return DraftPlan(DraftMemory(size), part)
+
+
+def _plan_other(
+    name: str,
+    model: ModelConfig,
+    kv_cache: KVCacheConfig,
+    served: ModelDescription,
+    dtype: torch.dtype,
+    weights_bytes: Callable[[ModelDescription, int, Quantization], int],
+    report: Report,
+) -> DraftPlan:
+    asked = ModelConfig(name=name, cache_dir=model.cache_dir)
+    folder = resolve(asked, report).folder
+    description = describe(folder)
+    if reason := unsupported(description.config):
+        raise ConfigError(f"speculative.draft_model: {name} cannot draft: {reason}.")
+    if description.num_embedding_rows < served.num_embedding_rows:
+        raise ConfigError(
+            f"speculative.draft_model: {name} knows {description.num_embedding_rows:,} tokens, the served model "
+            f"{served.num_embedding_rows:,}; both need the same vocabulary."
+        )
+    shape = description.shape(measure_weights(folder), dtype, description.num_embedding_rows)
+    if kv_cache.dtype == "int8" and shape.head_dim % 16:
+        raise ConfigError(
+            f"speculative.draft_model: kv_cache.dtype: int8 needs heads of a multiple of 16 elements; those of {name} "
+            f"have {shape.head_dim}."
+        )
+    memory = DraftMemory(
+        weights_bytes(description, shape.weights_bytes, model.quantization),
+        shape.kept_bytes_per_token(kv_cache.dtype),
+    )
+    return DraftPlan(memory, None, name, folder, description)
 
 
 def load_draft(
-    speculative: SpeculativeConfig,
+    plan: DraftPlan,
     served: CausalModel,
-    config: Any,
-    folder: Path,
+    files: tuple[Any, Path],
+    tokenizer: Tokenizer,
     kernels: AttentionKernels,
     quantization: Quantization,
 ) -> LoadedDraft | None:
     """The decoder that drafts for `served`; None where drafts are not by a model, or would not be used: without the C
-    kernels."""
-    draft = _self_draft(speculative)
-    if draft is None or not isinstance(served, FastDecoder) or served.compiled is None:
+    kernels. `files`: the served model's config and folder; `tokenizer` and `quantization` are its too."""
+    if not isinstance(served, FastDecoder) or served.compiled is None:
         return None
-    layers = draft.layers_of(served.shape.num_layers)
-    whole, is_shared = served, draft.quantization in ("none", quantization)
-    if not is_shared:
-        whole = FastDecoder(
-            config, open_weights(folder), served.dtype, served.device, kernels, draft.quantization
+    if plan.part is not None:
+        return _load_part(plan.part, served, files, kernels, quantization)
+    if plan.folder is None or plan.description is None:
+        return None
+    _check_vocabulary(plan.name, load_tokenizer(plan.folder), tokenizer)
+    config, weights = plan.description.config, open_weights(plan.folder)
+    decoder = FastDecoder(config, weights, served.dtype, served.device, kernels, quantization)
+    if decoder.compiled is None:
+        raise ConfigError(
+            f"speculative.draft_model: {plan.name} cannot draft: it has {decoder.description}."
         )
+    memory = replace(plan.memory, weights_bytes=decoder.weights_bytes)
+    size = f"{decoder.weights_bytes / MIB:,.0f} MiB"
+    context = plan.description.max_context
+    return LoadedDraft(decoder, None, memory, f"{plan.name} ({size})", context)
+
+
+def _load_part(
+    part: SelfDraft,
+    served: FastDecoder,
+    files: tuple[Any, Path],
+    kernels: AttentionKernels,
+    quantization: Quantization,
+) -> LoadedDraft:
+    layers = part.layers_of(served.shape.num_layers)
+    whole, is_shared = served, part.quantization in ("none", quantization)
+    if not is_shared:
+        config, folder = files
+        settings = (served.dtype, served.device, kernels, part.quantization)
+        whole = FastDecoder(config, open_weights(folder), *settings)
     decoder = whole.with_layers(layers)
     what = "the served model"
     if len(layers) < served.shape.num_layers:
         what = f"{len(layers)} of the {served.shape.num_layers} layers of the served model"
     held = 0 if is_shared else decoder.weights_bytes
     if not is_shared:
-        what += f" in {draft.quantization} ({held / MIB:,.0f} MiB)"
+        what += f" in {part.quantization} ({held / MIB:,.0f} MiB)"
     return LoadedDraft(decoder, layers, DraftMemory(held), what)
 
 
-def _self_draft(speculative: SpeculativeConfig) -> SelfDraft | None:
-    if speculative.method != "draft" or speculative.draft_model is None:
-        return None
-    return read_self_draft(speculative.draft_model)
+def _check_vocabulary(name: str, draft: Tokenizer, served: Tokenizer) -> None:
+    """Raises `ConfigError` at the first id that stands for other bytes."""
+    for token_id in range(served.vocab_size):
+        theirs, ours = draft.token_bytes(token_id), served.token_bytes(token_id)
+        if theirs != ours:
+            raise ConfigError(
+                f"speculative.draft_model: {name} has another vocabulary: token {token_id} is {theirs!r} there and "
+                f"{ours!r} in the served model."
+            )

@@ -38,7 +38,7 @@ from core.model.attention.layout import AttentionKernels, CausalModel
 from core.model.default_model import Report
 from core.model.description import ModelDescription, describe
 from core.model.device import available_bytes, choose_device, choose_dtype
-from core.model.draft_loader import LoadedDraft, load_draft, plan_draft
+from core.model.draft_loader import NOBODY, DraftPlan, LoadedDraft, load_draft, plan_draft
 from core.model.fingerprint import fingerprint
 from core.model.quantization import Quantization
 from core.model.source import ModelFiles, resolve
@@ -90,6 +90,7 @@ class PlannedModel:
     dtype: torch.dtype
     device: torch.device
     notes: tuple[str, ...] = ()
+    draft: DraftPlan = NOBODY
 
 
 @dataclass(slots=True)
@@ -139,21 +140,23 @@ def prepare(
     description = describe(files.folder)
     _check_quantization(model, description, device)
     shape = description.shape(measure_weights(files.folder), dtype, description.num_embedding_rows)
+    checkpoint_bytes = shape.weights_bytes
 
-    def weights_bytes(quantization: Quantization) -> int:
+    def weights_bytes(described: ModelDescription, size: int, quantization: Quantization) -> int:
         held = msgspec.structs.replace(model, quantization=quantization)
-        return planned_bytes(description, shape.weights_bytes, dtype, held, engine)
+        return planned_bytes(described, size, dtype, held, engine)
 
-    draft = NO_DRAFT
+    size = weights_bytes(description, checkpoint_bytes, model.quantization)
+    shape, draft = replace(shape, weights_bytes=size), NOBODY
     if engine.kernels != "torch" and device.type == "cpu":  # without the C kernels nobody drafts
-        draft = plan_draft(speculative, description.config, model.quantization, weights_bytes)
-    shape = replace(shape, weights_bytes=weights_bytes(model.quantization))
+        settings = (model, kv_cache, description, dtype, weights_bytes, checkpoint_bytes)
+        draft = plan_draft(speculative, *settings, report)
     available = available_bytes(device)
     if limit_bytes is not None:
         available = min(available, limit_bytes)
-    plan = plan_memory(shape, engine, kv_cache, model, available, _kind(device), draft)
+    plan = plan_memory(shape, engine, kv_cache, model, available, _kind(device), draft.memory)
     notes = (*description.notes, *_dtype_notes(description, dtype))
-    return PlannedModel(files, description, shape, plan, dtype, device, notes)
+    return PlannedModel(files, description, shape, plan, dtype, device, notes, draft)
 
 
 def load_model(
@@ -182,9 +185,9 @@ def load_model(
     report("loading weights", None)
     with watch.phase("weights"):
         decoder, path = _build(planned, kernels, model.quantization, report)
-        drafted = load_draft(
-            speculative, decoder, description.config, folder, kernels, model.quantization
-        )
+        files = (description.config, folder)
+        parts = (decoder, files, tokenizer, kernels, model.quantization)
+        drafted = load_draft(planned.draft, *parts)
     if path == "general":
         with watch.phase("probe"):
             shape = _try_out(decoder, shape, kv_cache)
@@ -226,7 +229,8 @@ def _make_runner(
     cache_config = CacheConfig(plan.block_size, plan.num_blocks, plan.kv_dtype)
     runner = ModelRunner(decoder, shape, cache_config)
     if drafted is not None:
-        runner.draft_with(drafted.decoder, drafted.layers, drafted.description)
+        about = (drafted.description, drafted.max_context)
+        runner.draft_with(drafted.decoder, drafted.layers, *about)
     return runner
 
 

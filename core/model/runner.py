@@ -65,6 +65,8 @@ class ModelRunner:
     def run(self, batch: Batch) -> StepLogits:
         """One forward; see `Runner.run`."""
         step = self._inputs.build(batch)
+        if self.drafter is not None:
+            self.drafter.follow(batch)
         if batch.copies:
             self.kv_cache.copy_blocks(batch.copies)
         drafts = batch.drafts
@@ -99,16 +101,18 @@ class ModelRunner:
             tokens[row] = verify(draft, list(islice(sampled, len(draft) + 1)))
         return tokens
 
-    def draft_with(self, decoder: FastDecoder, layers: list[int], description: str) -> None:
-        """From now on there is a drafter: `decoder`, whose layers are those of the model at these places."""
-        self.drafter = ModelDrafter(
-            decoder,
-            [self.kv_cache.layers[layer] for layer in layers],
-            self.shape,
-            self.cache_config,
-            self._chooser,
-            description,
-        )
+    def draft_with(
+        self,
+        decoder: FastDecoder,
+        layers: list[int] | None,
+        description: str,
+        max_context: int | None = None,
+    ) -> None:
+        """From now on there is a drafter: `decoder`, whose layers are those of the model at these places; None: it is
+        another model, with keys and values of its own, for at most `max_context` tokens."""
+        caches = None if layers is None else [self.kv_cache.layers[layer] for layer in layers]
+        settings = (self.shape, self.cache_config, self._chooser, description, max_context)
+        self.drafter = ModelDrafter(decoder, caches, *settings)
 
     @property
     def block_bytes(self) -> int:
@@ -119,6 +123,8 @@ class ModelRunner:
 
     def write_blocks(self, block_ids: list[int], data: memoryview) -> None:
         self.kv_cache.write_blocks(block_ids, data)
+        if self.drafter is not None:
+            self.drafter.forget(block_ids)
 
     def reset(self) -> None:
         """See `Runner.reset`. Keys and values need no clearing: a block is written before it is read."""

@@ -103,7 +103,7 @@ def drafting_engine(max_tokens: int = 8, **options: Any) -> tuple[Engine, DummyR
 
 def guess_with(engine: Engine, guess: Callable[[Sequence, int], list[int]]) -> None:
     """From now on every decode gets these guesses, whatever they may cost."""
-    speculator = engine._speculator
+    speculator = engine.speculator
     assert speculator is not None
 
     def find(decodes: list[tuple[int, Sequence]]) -> list[Candidate]:
@@ -131,7 +131,7 @@ def guess_with(engine: Engine, guess: Callable[[Sequence, int], list[int]]) -> N
 
 def draft_always(engine: Engine) -> None:
     """From now on every decode gets a draft as long as may be, whatever it may cost. The drafter is asked as ever."""
-    speculator = engine._speculator
+    speculator = engine.speculator
     assert speculator is not None
 
     def decide(candidates: list[Candidate], costs: StepCosts, num_decodes: int) -> None:

@@ -155,7 +155,7 @@ def test_drafts_grow_where_guesses_are_right_and_end_where_they_are_wrong() -> N
 def test_an_idle_batch_is_drafted_for_and_a_dear_one_is_not() -> None:
     """By measured cost: beside many sequences a row costs as much as an average token."""
     engine, _ = drafting_engine()
-    speculator = engine._speculator
+    speculator = engine.speculator
     assert isinstance(speculator, Speculator)
     for num_decodes, row_s, expected in ((1, 0.2e-3, 8), (32, 0.4e-3, 0)):
         costs = StepCosts(num_decodes)
@@ -320,7 +320,7 @@ def test_guessing_that_raises_costs_nothing_but_the_draft() -> None:
         raise RuntimeError("told to fail")
 
     guess_with(engine, continuation)
-    engine._speculator._draft = fail
+    engine.speculator._draft = fail
     engine.add(make_sequence("s", "hello", max_tokens=30))
     assert text_of(run_to_end(engine), "s") == solo_text(b"hello", 30)
 

@@ -24,11 +24,12 @@ from core.config import (
     ModelConfig,
     SpeculativeConfig,
 )
+from core.draft_model import read_self_draft
 from core.engine import Engine
 from core.generation import GenerationBuilder
 from core.model.attention import choose_kernels
 from core.model.description import describe
-from core.model.draft_loader import load_draft
+from core.model.draft_loader import DraftPlan, load_draft
 from core.model.loader import LoadedModel, load_model
 from core.model.runner import ModelRunner
 from core.outputs import StepOutput
@@ -212,8 +213,9 @@ def check_draft_model(folder: Path, draft_model: str, count: int, least_accepted
     assert isinstance(runner, ModelRunner)
     speculative = SpeculativeConfig(method="draft", draft_model=draft_model, max_tokens=4)
     kernels, _ = choose_kernels(runner.model.device, "c")
-    config = describe(folder).config
-    draft = load_draft(speculative, runner.model, config, folder, kernels, "none")
+    part = DraftPlan(part=read_self_draft(draft_model))
+    files = (describe(folder).config, folder)
+    draft = load_draft(part, runner.model, files, loaded.tokenizer, kernels, "none")
     assert draft is not None
     compiler = GrammarCompiler(loaded.tokenizer)
     requests = make_requests(loaded, count, seed=5)

@@ -269,5 +269,6 @@ def test_a_draft_model_is_asked_for_and_must_be_readable(tmp_path):
     assert missing.startswith("speculative.method: draft needs speculative.draft_model")
     wrong = message_of(tmp_path, None, None, method, "speculative.draft_model=self:int5")
     assert wrong.startswith("speculative.draft_model must be self:N")
+    assert "the name of another model" in wrong
     config, _ = load(None, None, method, "speculative.draft_model=self:int4:20", tmp=tmp_path)
     assert config.speculative.draft_model == "self:int4:20"

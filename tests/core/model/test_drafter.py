@@ -22,6 +22,7 @@ from core.dummy_runner import ByteTokenizer
 from core.engine import Engine
 from core.errors import ConfigError
 from core.model.attention import choose_kernels
+from core.model.draft_loader import _check_vocabulary
 from core.model.loader import load_model, plan_only
 from core.model.runner import ModelRunner
 from core.sampling_params import SamplingParams
@@ -130,3 +131,126 @@ def test_without_the_kernels_nobody_drafts(tiny_model: Callable[..., Path]) -> N
     )
     assert loaded.runner.drafter is None
     assert loaded.plan.draft.weights_bytes == 0
+
+
+# --- another model, with keys and values of its own ---
+
+
+def make_twins(**options: object) -> tuple[Engine, Engine]:
+    """As `make_engines`, with the same weights again as another model: what it has seen, it guesses right."""
+    _, decoder = build(CONFIGS["llama with biases"], choose_kernels(torch.device("cpu"), "c")[0])
+    _, twin = build(CONFIGS["llama with biases"], choose_kernels(torch.device("cpu"), "c")[0])
+    shape = ModelShape(3, 2, 32, 160, 4096, 2 * 3 * 2 * 32 * 4, decoder.weights_bytes, (0,))
+    num_blocks = options.pop("num_blocks", 300)
+    engines = []
+    for speculative in (SpeculativeConfig(method="off"), DRAFT):
+        runner = ModelRunner(decoder, shape, CacheConfig(4, num_blocks))  # type: ignore[arg-type]
+        runner.draft_with(twin, None, "a twin")
+        config = EngineConfig(**options)  # type: ignore[arg-type]
+        engines.append(Engine(config, runner, ByteTokenizer(), speculative=speculative))
+    draft_always(engines[1])
+    return engines[0], engines[1]
+
+
+def accepted(engine: Engine) -> float:
+    stats = engine.stats()
+    return stats.total_accepted_tokens / stats.total_draft_tokens
+
+
+def test_a_twin_guesses_every_token_right_behind_prompts_in_pieces() -> None:
+    plain, drafted = make_twins(max_batched_tokens=16)
+    asked = prompts(70, 12, 3, 33, 5)
+    assert drafted.generate(asked, PARAMS) == plain.generate(asked, PARAMS)
+    assert drafted.stats().total_draft_tokens > 60
+    assert accepted(drafted) == 1
+
+
+def test_a_twin_sees_what_others_left_in_the_prefix_cache() -> None:
+    """Also where drafts were off while it came, and where a beginning of a block was copied."""
+    plain, drafted = make_twins()
+    speculator = drafted.speculator
+    assert speculator is not None
+    drafted.speculator = None
+    first = drafted.generate(prompts(41), PARAMS[0])[0].token_ids
+    drafted.speculator = speculator
+    behind = [*prompts(41)[0], *first]
+    asked = [[*behind, 7], [*behind[:50], 9, 8], behind[:39]]
+    made = [g.token_ids for g in drafted.generate(asked, PARAMS[0])]
+    assert made == [g.token_ids for g in plain.generate(asked, PARAMS[0])]
+    assert drafted.stats().total_prefix_hits > 100
+    assert accepted(drafted) == 1
+
+
+def test_a_twin_guesses_right_after_preemption() -> None:
+    plain, drafted = make_twins(num_blocks=26, max_batched_tokens=24)
+    asked = prompts(20, 31, 25, 18, 22)
+    assert drafted.generate(asked, PARAMS) == plain.generate(asked, PARAMS)
+    assert drafted.stats().total_preemptions > 0
+    assert accepted(drafted) == 1
+
+
+def test_a_twin_goes_on_right_behind_guesses_of_another_mind() -> None:
+    """Only half of the drafts are of the twin's own choice: it computed others, which were verified and thrown away."""
+    plain, drafted = make_twins()
+    runner = drafted.runner
+    assert isinstance(runner, ModelRunner)
+    assert runner.drafter is not None
+    chooser, turn = runner.drafter._chooser, [0]
+
+    class OtherMind:
+        def guess(self, *args: object) -> list[int]:
+            turn[0] += 1
+            found = chooser.guess(*args)  # type: ignore[arg-type]
+            return [(i + 1) % 160 for i in found] if turn[0] % 3 == 0 else found
+
+    runner.drafter._chooser = OtherMind()  # type: ignore[assignment]
+    asked = prompts(20, 31)
+    assert drafted.generate(asked, PARAMS[:2]) == plain.generate(asked, PARAMS[:2])
+    stats = drafted.stats()
+    # Two of three first guesses are right, whatever was thrown away before them.
+    assert stats.total_accepted_per_position[0] >= 0.6 * stats.total_drafts
+
+
+def test_another_model_is_loaded_with_memory_of_its_own(tiny_model: Callable[..., Path]) -> None:
+    loaded = load_model(
+        ModelConfig(name=str(tiny_model("llama"))),
+        EngineConfig(device="cpu", kernels="c"),
+        KVCacheConfig(num_blocks=64),
+        lambda *_: None,
+        speculative=SpeculativeConfig(method="draft", draft_model=str(tiny_model("qwen3"))),
+    )
+    assert loaded.runner.drafter is not None
+    draft = loaded.plan.draft
+    assert draft.weights_bytes > 0
+    served_bytes = loaded.shape.kv_bytes_per_token
+    assert draft.kv_bytes_per_token > 0
+    assert loaded.plan.bytes_per_block == 16 * (served_bytes + draft.kv_bytes_per_token)
+    engine = Engine(
+        EngineConfig(),
+        loaded.runner,
+        loaded.tokenizer,
+        speculative=SpeculativeConfig(method="draft"),
+    )
+    draft_always(engine)
+    assert len(engine.generate(["hello"], PARAMS[0])[0].token_ids) == 30
+    assert engine.stats().total_draft_tokens > 0
+
+
+def test_a_draft_model_with_another_vocabulary_is_refused(tiny_model: Callable[..., Path]) -> None:
+    def plan(name: str) -> None:
+        plan_only(
+            ModelConfig(name=str(tiny_model("llama"))),
+            EngineConfig(),
+            KVCacheConfig(),
+            speculative=SpeculativeConfig(method="draft", draft_model=name),
+        )
+
+    with pytest.raises(ConfigError, match=r"cannot draft: model type gpt2"):
+        plan(str(tiny_model("gpt2")))
+
+    class Swapped(ByteTokenizer):
+        def token_bytes(self, token_id: int) -> bytes:
+            return super().token_bytes({65: 66, 66: 65}.get(token_id, token_id))
+
+    with pytest.raises(ConfigError, match="token 65 is b'B' there and b'A' in the served model"):
+        _check_vocabulary("theirs", Swapped(), ByteTokenizer())  # type: ignore[arg-type]
