@@ -25,10 +25,7 @@ const MAX_TITLE = 60;
 const prompt = byId("prompt");
 const panels = new Panels((name) => (name === "server" ? serverView.draw() : showSettings()));
 const serverView = new ServerView(byId("server-view"));
-const settingsForm = new SettingsForm(byId("settings-view"), () => {
-  store.save(conversation, { touch: false });
-  store.saveSettings(conversation.settings);
-});
+const settingsForm = new SettingsForm(byId("settings-view"), keepSettings);
 const sidebar = new Sidebar(byId("conversations"), byId("search"), {
   open,
   export: exportOne,
@@ -40,9 +37,15 @@ const connection = new Connection(noteState, noteEvent);
 
 // --- conversations ---
 
+function keepSettings() {
+  store.save(conversation, { touch: false });
+  store.saveSettings(conversation.settings);
+}
+
 function open(id) {
   stop();
   conversation = store.get(id) ?? store.create();
+  showModels();
   panels.closeSidebar();
   redraw();
   showSettings();
@@ -76,7 +79,7 @@ async function remove(id) {
 
 function exportOne(id) {
   const chosen = store.get(id);
-  const names = { system: t("system"), user: t("you"), assistant: about?.model?.id ?? "Noria" };
+  const names = { system: t("system"), user: t("you"), assistant: chosen.settings.model ?? about?.model?.id ?? "Noria" };
   download(`${shell.fileName(chosen.title)}.md`, store.asMarkdown(chosen, names), "text/markdown");
 }
 
@@ -191,7 +194,10 @@ function stop() {
 function noteState(next) {
   const was = state.phase;
   state = next;
-  if (next.models) models = next.models;
+  if (next.models) {
+    models = next.models;
+    showModels();
+  }
   shell.showState(next, about);
   if (next.phase === "key") shell.askForKey(was === "key");
   if (!conversation.messages.length && (was !== next.phase || next.phase === "loading")) redraw();
@@ -210,9 +216,18 @@ function noteEvent(name, data) {
   }
 }
 
+/** Which model answers in this conversation, where the server has several. A choice it no longer has is forgotten. */
+function showModels() {
+  const { settings } = conversation;
+  if (models.length && !models.includes(settings.model)) delete settings.model;
+  byId("model-choice").hidden = models.length < 2;
+  byId("model").replaceChildren(...models.map((id) => h("option", { value: id }, id)));
+  byId("model").value = settings.model ?? models[0];
+}
+
 function showSettings() {
   if (panels.shown === "settings" || !panels.shown)
-    settingsForm.show(conversation.settings, about?.model?.defaults ?? {}, models);
+    settingsForm.show(conversation.settings, about?.model?.defaults ?? {});
 }
 
 // --- wiring ---
@@ -224,6 +239,10 @@ byId("composer").addEventListener("submit", (event) => {
   shell.fitPrompt();
 });
 byId("stop").addEventListener("click", stop);
+byId("model").addEventListener("change", () => {
+  conversation.settings.model = byId("model").value;
+  keepSettings();
+});
 byId("new").addEventListener("click", () => open(null));
 byId("retry").addEventListener("click", () => connection.retry());
 byId("export-all").addEventListener("click", () =>
@@ -253,7 +272,7 @@ shell.bind({
     serverView.build();
     redraw();
     shell.showState(state, about);
-    settingsForm.show(conversation.settings, about?.model?.defaults ?? {}, models);
+    settingsForm.show(conversation.settings, about?.model?.defaults ?? {});
   },
   shortcuts: {
     stop,

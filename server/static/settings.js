@@ -25,6 +25,7 @@ const NUMBERS = [
     empty: "seedDefault",
   },
 ];
+const KEPT = ["system", "model"]; // when the rest is reset
 const MORE = [
   { name: "top_k", text: "topK", min: 0, max: 2147483647, step: 1 },
   { name: "min_p", text: "minP", min: 0, max: 1, step: 0.01 },
@@ -39,18 +40,17 @@ export class SettingsForm {
     this.onChange = onChange;
   }
 
-  /** Shows `settings`; `defaults` are the server's, `models` the ids to choose from. */
-  show(settings, defaults, models) {
+  /** Shows `settings`; `defaults` are the server's. */
+  show(settings, defaults) {
     this.settings = settings;
     this.defaults = defaults;
     const reset = h(
       "button",
-      { type: "button", class: "button", onclick: () => this.reset(models) },
+      { type: "button", class: "button", onclick: () => this.reset() },
       t("reset"),
     );
     this.element.replaceChildren(
       h("p", { class: "quiet" }, t("settingsScope")),
-      ...(models.length > 1 ? [this.modelField(models)] : []),
       this.textField("system", "system", { rows: 5, placeholder: t("systemPlaceholder") }),
       ...NUMBERS.map((field) => this.numberField(field)),
       h(
@@ -70,10 +70,10 @@ export class SettingsForm {
     this.onChange();
   }
 
-  reset(models) {
-    for (const name of Object.keys(this.settings)) if (name !== "system") delete this.settings[name];
+  reset() {
+    for (const name of Object.keys(this.settings)) if (!KEPT.includes(name)) delete this.settings[name];
     this.onChange();
-    this.show(this.settings, this.defaults, models);
+    this.show(this.settings, this.defaults);
   }
 
   numberField({ name, text, help, min, max, step, empty, range }) {
@@ -146,16 +146,5 @@ export class SettingsForm {
       this.set("stop", lines.length ? lines.slice(0, 16) : null);
     });
     return h("div", { class: "setting wide" }, h("label", { for: "setting-stop" }, t("stopStrings")), area);
-  }
-
-  modelField(models) {
-    const select = h(
-      "select",
-      { id: "setting-model", class: "field" },
-      ...models.map((id) => h("option", { value: id }, id)),
-    );
-    select.value = this.settings.model ?? models[0];
-    select.addEventListener("change", () => this.set("model", select.value));
-    return h("div", { class: "setting wide" }, h("label", { for: "setting-model" }, t("model")), select);
   }
 }

@@ -284,3 +284,8 @@ async def test_the_page_fits_its_window_and_can_be_looked_at(
     await finished(page)
     dark = await page.run("getComputedStyle(document.body).backgroundColor")
     assert (dark == "rgb(22, 25, 24)") == (scheme == "dark")
+
+
+async def test_with_one_model_there_is_none_to_choose(open_chat):
+    page = await open_chat()
+    assert await page.run("document.querySelector('#model-choice').hidden")

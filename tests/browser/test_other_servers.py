@@ -184,3 +184,35 @@ async def test_a_server_without_statistics_is_not_asked_for_them_again_and_again
     await asyncio.sleep(1.5)
     assert state["stats"] == 1
     assert not await page.run("document.querySelector('#send').disabled")
+
+
+async def test_with_several_models_one_is_chosen_below_the_prompt_and_stays_chosen(
+    browser, stand_in
+):
+    url, state = stand_in
+
+    async def answer(request):
+        text = 'data: {"choices":[{"delta":{"content":"fine"},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
+        return web.Response(text=text, content_type="text/event-stream")
+
+    state["chat"] = answer
+    page = await browser.open(url)
+    await page.until(phase("ready"))
+    options = "[...document.querySelectorAll('#model option')].map((each) => each.value).join()"
+    assert await page.run(options) == "one,two"
+    assert await page.run("document.querySelector('#model').value") == "one"
+    await send(page, "hello")
+    await finished(page)
+    assert "model" not in state["asked"]
+    await page.run(
+        "document.querySelector('#model').value = 'two';"
+        "document.querySelector('#model').dispatchEvent(new Event('change'))"
+    )
+    await send(page, "again")
+    await finished(page)
+    assert state["asked"]["model"] == "two"
+    await page.goto(url)
+    await page.until(phase("ready"))
+    assert await page.run("document.querySelector('#model').value") == "two"
+    label = "document.querySelector('#model-choice label').textContent"
+    assert await page.run(label) in ("Model", "모델")
