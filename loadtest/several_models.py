@@ -2,7 +2,7 @@
 
 First requests at random to all: none may be lost, none may differ from what the same request says alone, and the loads
 are counted. Then one model is pinned and answers alone, and while the two others push each other out of memory:
-what their loading does to its time to first token.
+what their loading does to its time to first token. Last two models answer each alone and both at once: how they share.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import tempfile
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import aiohttp
@@ -39,6 +40,8 @@ PROMPTS = (
     "The river", "My dog likes", "Once upon a time", "The capital of France is", "To bake bread", "In winter",
 )  # fmt: skip
 OUTPUT_TOKENS = 16
+SHARED_TOKENS = 64
+SHARED_S = 6.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +103,14 @@ def main(args: argparse.Namespace) -> int:
         target = Target(server.url)
         crowd = run_async(send_at_random(target, args))
         warm = run_async(watch_the_warm(target, args))
-    for figures in (crowd, warm):
+        shared = run_async(share_the_time(target, args))
+    for figures in (crowd, warm, shared):
         emit({"label": args.label, **figures}, args.out)
         shown = {key: value for key, value in figures.items() if key != "kind"}
         title = {
             "models": "three models, memory for two",
             "warm": "a warm model, others loading",
+            "shared": "two models, each alone and both at once",
         }
         print_table(
             title[figures["kind"]],
@@ -201,6 +206,47 @@ async def watch_the_warm(target: Target, args: argparse.Namespace) -> dict[str, 
         "busy_p99_ms": round(busy_p99, 1),
         "p99_ratio": round(busy_p99 / quiet_p99, 3),
     }
+
+
+async def share_the_time(target: Target, args: argparse.Namespace) -> dict[str, Any]:
+    """Tokens per second of two models, each alone and both at once, medians of rounds. `shares` are tokens/s together
+    over those alone: with equal shares of the step thread's time each is about a half."""
+    pair = (NAMES[0], NAMES[2])
+    alone: dict[str, list[float]] = {name: [] for name in pair}
+    both: dict[str, list[float]] = {name: [] for name in pair}
+    async with open_session() as session:
+        admin = Admin(session, target.url)
+        for name in pair:
+            await admin.load(name)
+        for turn in range(args.rounds):
+            for name in pair:
+                alone[name].append(await _rate(replace(target, model=name), args, turn))
+            rates = await asyncio.gather(
+                *(_rate(replace(target, model=name), args, turn) for name in pair)
+            )
+            for name, rate in zip(pair, rates, strict=True):
+                both[name].append(rate)
+    return {
+        "kind": "shared",
+        "alone": {name: round(median(rates), 1) for name, rates in alone.items()},
+        "together": {name: round(median(rates), 1) for name, rates in both.items()},
+        "shares": {
+            name: round(median(b / a for a, b in zip(alone[name], both[name], strict=True)), 3)
+            for name in pair
+        },
+    }
+
+
+async def _rate(target: Target, args: argparse.Namespace, turn: int) -> float:
+    """Tokens per second of a model over a few seconds, by as many clients as there are warm ones."""
+    planned = [
+        PlannedRequest(f"{turn} {number} {PROMPTS[number % len(PROMPTS)]}", SHARED_TOKENS)
+        for number in range(10_000)
+    ]
+    result = await run_closed_loop(
+        target, planned, args.warm_clients, timeout_s=args.timeout, time_limit_s=SHARED_S
+    )
+    return sum(len(record.texts) for record in result.records) / result.wall_s  # the cut ones too
 
 
 async def _first_tokens(
