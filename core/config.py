@@ -299,7 +299,7 @@ def render_plan(plan: MemoryPlan, shape: ModelShape) -> list[str]:
     if plan.draft.weights_bytes:
         draft = f" and {plan.draft.weights_bytes / MIB:,.0f} MiB of the draft model"
     if plan.draft.kv_bytes_per_token:
-        drafts_kv = f" and {plan.draft.kv_bytes_per_token:,} of the draft model"
+        drafts_kv = f", and {plan.draft.kv_bytes_per_token:,} of the draft model, both"
     if plan.kv_dtype != "auto":
         before = plan.kv_bytes // shape.kv_bytes_per_token
         gain = (
