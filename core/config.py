@@ -65,7 +65,7 @@ class KVCacheConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class SpeculativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Tokens that are guessed, and computed in one step if the guess was right. Changes speed, never a token.
 
-    `draft_model` guesses with `method` draft: `self:…` is a part of the served model (`core/draft_model.py`)."""
+    `draft_model` guesses with `method` draft: `self:…` is a part of the served model (`self_draft.py`)."""
 
     method: Literal["off", "lookup", "draft"] = "lookup"
     max_tokens: int = 8

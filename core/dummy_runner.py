@@ -23,8 +23,8 @@ from core.errors import InvalidValue
 from core.interfaces import Drafter, ToolFormat
 from core.outputs import SampledToken, TokenLogprobs
 from core.sequence import Sequence
+from core.speculation.verify import verify
 from core.structured.follow import MaskWorker
-from core.verify import verify
 
 _MASK = 2**64 - 1
 _PRINTABLE = range(32, 127)

@@ -28,16 +28,16 @@ from core.detokenizer import Detokenizer, make_detokenizer
 from core.generation import Generation, GenerationBuilder
 from core.interfaces import Runner, TextTokenizer
 from core.outputs import FinishReason, OutputError, SampledToken, StepOutput, StepStats
-from core.pinned_prefixes import PinnedPrefixes
-from core.prefix_cache import PrefixCache
-from core.prefix_snapshot import SnapshotFile
+from core.prefixes.cache import PrefixCache
+from core.prefixes.pinned import PinnedPrefixes
+from core.prefixes.snapshot import SnapshotFile
 from core.sampling_params import SamplingParams
 from core.scheduler import Scheduler
 from core.sequence import Sequence
-from core.speculators import make_speculator
+from core.speculation.speculators import make_speculator
+from core.speculation.verify import check_rows
 from core.step_report import IDLE, describe, report_step
 from core.update import advance, final_output, finish_pooled
-from core.verify import check_rows
 
 _log = logging.getLogger("noria.engine")
 _step_log = logging.getLogger("noria.step")

@@ -19,7 +19,7 @@ from core.engine import Engine
 from core.errand import Errand, Work
 from core.errors import EngineDead, NoriaError
 from core.outputs import FinishReason, OutputError, StepOutput, StepStats
-from core.prefix_snapshot import save_at_the_end
+from core.prefixes.snapshot import save_at_the_end
 from core.sequence import Sequence
 from core.update import final_output
 

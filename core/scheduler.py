@@ -14,10 +14,10 @@ import logging
 from core.batch import Batch
 from core.block_pool import BlockPool
 from core.config import CacheConfig, EngineConfig
-from core.pinned_prefixes import PinnedPrefixes
-from core.prefix_cache import PrefixCache
-from core.prefix_hits import PrefixHits, find_hits
-from core.prefix_order import PASSED_OVER_PER_SEAT, LongestPrefixQueue
+from core.prefixes.cache import PrefixCache
+from core.prefixes.hits import PrefixHits, find_hits
+from core.prefixes.order import PASSED_OVER_PER_SEAT, LongestPrefixQueue
+from core.prefixes.pinned import PinnedPrefixes
 from core.sequence import Sequence, SequenceStatus
 from core.step_budget import StepBudget
 from core.waiting_queue import WaitingQueue

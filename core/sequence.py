@@ -16,7 +16,7 @@ from core.pooling import MeanPool
 from core.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from core.speculation import Drafting
+    from core.speculation.speculator import Drafting
     from core.structured.follow import GrammarState
 
 

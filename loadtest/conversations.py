@@ -15,7 +15,7 @@ from pathlib import Path
 
 from core.config import KVCacheConfig
 from core.engine import Engine
-from core.prefix_snapshot import restore_at_the_start, save_at_the_end
+from core.prefixes.snapshot import restore_at_the_start, save_at_the_end
 from core.sequence import Sequence
 from loadtest.figures import print_table
 from loadtest.in_process import draw_prompt, load_engine, make_sequence

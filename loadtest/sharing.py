@@ -18,7 +18,7 @@ from typing import Any
 
 from core.config import KVCacheConfig
 from core.engine import Engine
-from core.prefix_order import PASSED_OVER_PER_SEAT
+from core.prefixes.order import PASSED_OVER_PER_SEAT
 from core.sequence import Sequence
 from loadtest.conversations import restart, turns
 from loadtest.figures import print_table

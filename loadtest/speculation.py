@@ -18,10 +18,10 @@ from typing import Any
 import yaml
 
 from core.config import NO_SPECULATION, EngineConfig, SpeculativeConfig
-from core.draft_model import ACCEPTED, is_self_draft, read_self_draft
 from core.engine import Engine
 from core.sampling_params import SamplingParams
-from core.speculators import describe_drafts
+from core.speculation.self_draft import ACCEPTED, is_self_draft, read_self_draft
+from core.speculation.speculators import describe_drafts
 from loadtest.figures import print_table
 from loadtest.in_process import add_engine_arguments, load_engine
 from loadtest.points import emit, held_lock, positive_int

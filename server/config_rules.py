@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from core import draft_model
+from core.speculation import self_draft as draft_model
 
 LARGE = 2**31 - 1
 

@@ -53,14 +53,17 @@ def test_torch_and_transformers_are_imported_below_core_model_only(path: Path) -
 
 @pytest.mark.parametrize("path", modules("core/model"), ids=named)
 def test_of_scheduling_the_model_side_knows_the_batch_only(path: Path) -> None:
-    private = {"engine", "step_loop", "update", "block_pool", "prefix_cache", "waiting_queue"}
+    private = {"engine", "step_loop", "update", "block_pool", "prefixes.cache", "waiting_queue"}
     for module, name in imports(path):
         assert module.removeprefix("core.") not in private, module
         if module == "core.scheduler":
             assert name == "Batch"
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "core").glob("*.py")), ids=named)
+SCHEDULING = [*sorted((ROOT / "core").glob("*.py")), *modules("core/prefixes", "core/speculation")]
+
+
+@pytest.mark.parametrize("path", SCHEDULING, ids=named)
 def test_scheduling_does_not_know_the_model_side(path: Path) -> None:
     used = {module for module, _ in imports(path) if module.startswith("core.model")}
     assert used <= ({"core.model.loader"} if path.name == "engine.py" else set())

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from core.config import MIB, NO_DRAFT, DraftMemory, KVCacheConfig, ModelConfig, SpeculativeConfig
-from core.draft_model import SelfDraft, is_self_draft, read_self_draft
 from core.errors import ConfigError
 from core.model.attention.layout import AttentionKernels, CausalModel
 from core.model.decoder import FastDecoder
@@ -25,6 +24,7 @@ from core.model.source import resolve
 from core.model.tokenizer import Tokenizer
 from core.model.tokenizer_files import load_tokenizer
 from core.model.weights import measure_weights, open_weights
+from core.speculation.self_draft import SelfDraft, is_self_draft, read_self_draft
 
 
 @dataclass(frozen=True, slots=True)

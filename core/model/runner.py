@@ -25,8 +25,8 @@ from core.outputs import SampledToken
 from core.pace import give_way, is_beside_steps
 from core.sampling_params import SamplingParams
 from core.sequence import Sequence
+from core.speculation.verify import verify
 from core.structured.follow import MaskWorker
-from core.verify import verify
 
 WARM_UP_TOKENS = 32
 

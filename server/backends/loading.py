@@ -23,8 +23,8 @@ import msgspec
 from core import __version__
 from core.config import MIB, render_plan
 from core.engine import Engine
-from core.prefix_snapshot import restore_at_the_start
-from core.speculators import describe_drafts
+from core.prefixes.snapshot import restore_at_the_start
+from core.speculation.speculators import describe_drafts
 from core.step_loop import Report
 from server.backends.base import ServedModel
 from server.backends.native import LoadedThings

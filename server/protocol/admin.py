@@ -9,8 +9,8 @@ from typing import Any, Literal
 import msgspec
 
 from core.errors import InvalidValue
-from core.pinned_prefixes import PinnedPrefix
-from core.prefix_snapshot import SnapshotReport
+from core.prefixes.pinned import PinnedPrefix
+from core.prefixes.snapshot import SnapshotReport
 from core.sampling_params import SamplingParams
 from server.backends.base import ServedModel
 from server.protocol.answers import Exact

@@ -11,7 +11,7 @@ from aiohttp import web
 from core.engine import Engine
 from core.errand import Bits, at_once
 from core.errors import Busy, InternalError, ModelNotLoaded, NotFound, UnsupportedValue
-from core.pinned_prefixes import PinnedPrefix, PinnedPrefixes
+from core.prefixes.pinned import PinnedPrefix, PinnedPrefixes
 from server.backends.native import NativeBackend
 from server.keys import LEASE
 from server.protocol.admin import (

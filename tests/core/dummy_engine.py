@@ -12,8 +12,8 @@ from core.engine import Engine
 from core.outputs import FinishReason, StepOutput
 from core.sampling_params import SamplingParams
 from core.sequence import Sequence
-from core.speculation import Candidate
-from core.step_costs import StepCosts
+from core.speculation.speculator import Candidate
+from core.speculation.step_costs import StepCosts
 
 RUNNER_KEYS = {"num_blocks", "block_size", "max_context", "script", "eos_token_ids", "vocab_size"}
 

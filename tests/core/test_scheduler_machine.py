@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from core.errors import PinnedFull, PrefixTooShort
 from core.outputs import FinishReason, StepOutput
-from core.prefix_order import PASSED_OVER_PER_SEAT
+from core.prefixes.order import PASSED_OVER_PER_SEAT
 from core.sequence import Sequence
 
 BLOCK_SIZE = 4

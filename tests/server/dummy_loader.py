@@ -8,7 +8,7 @@ from pathlib import Path
 from core.config import MemoryPlan
 from core.dummy_runner import ByteTokenizer, DummyRunner
 from core.engine import Engine
-from core.prefix_snapshot import restore_at_the_start
+from core.prefixes.snapshot import restore_at_the_start
 from core.step_loop import Report
 from server.backends.base import ServedModel
 from server.backends.native import LoadedThings

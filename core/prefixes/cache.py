@@ -14,8 +14,8 @@ from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from core.block_beginnings import BlockBeginnings
 from core.block_pool import BlockPool
+from core.prefixes.beginnings import BlockBeginnings
 from core.sequence import Sequence
 
 _ROOT = b"noria prefix v1"  # the domain of plain prompts; a salt or an adapter would get a tagged root of its own

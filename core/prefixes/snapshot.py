@@ -24,9 +24,9 @@ from core.block_pool import BlockPool
 from core.errand import Bits
 from core.errors import Busy, PinnedFull, SnapshotRefused
 from core.interfaces import Runner
-from core.pinned_prefixes import PinnedPrefixes
-from core.prefix_cache import Entry, PrefixCache
-from core.snapshot_writer import SnapshotWriter, check_place
+from core.prefixes.cache import Entry, PrefixCache
+from core.prefixes.pinned import PinnedPrefixes
+from core.prefixes.snapshot_writer import SnapshotWriter, check_place
 
 _log = logging.getLogger("noria.engine")
 

@@ -16,10 +16,10 @@ from typing import Any
 from core.batch import Batch
 from core.config import ModelShape
 from core.outputs import SampledToken
-from core.prompt_lookup import PromptLookup
 from core.scheduler import Scheduler
 from core.sequence import Sequence
-from core.step_costs import StepCosts
+from core.speculation.prompt_lookup import PromptLookup
+from core.speculation.step_costs import StepCosts
 from core.step_report import StepReport
 
 _log = logging.getLogger("noria.engine")

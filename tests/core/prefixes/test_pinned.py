@@ -7,7 +7,7 @@ from dummy_engine import end_of, make_engine, make_sequence, run_to_end, solo_te
 
 from core.engine import Engine
 from core.errors import PinnedFull, PrefixTooShort
-from core.pinned_prefixes import PinnedPrefix
+from core.prefixes.pinned import PinnedPrefix
 
 SIZE = 4
 SYSTEM = "You are helpful."  # 16 bytes, 4 blocks

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from core.config import SpeculativeConfig
-from core.draft_speculation import DraftSpeculator
 from core.interfaces import Runner
 from core.scheduler import Scheduler
-from core.speculation import Speculator
+from core.speculation.draft_speculator import DraftSpeculator
+from core.speculation.speculator import Speculator
 
 
 def make_speculator(

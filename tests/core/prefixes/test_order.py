@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.block_pool import BlockPool
-from core.prefix_cache import PrefixCache
-from core.prefix_order import BLOCKS_FILED_AT_ONCE, PASSED_OVER_PER_SEAT, LongestPrefixQueue
+from core.prefixes.cache import PrefixCache
+from core.prefixes.order import BLOCKS_FILED_AT_ONCE, PASSED_OVER_PER_SEAT, LongestPrefixQueue
 from core.sampling_params import SamplingParams
 from core.sequence import Sequence
 

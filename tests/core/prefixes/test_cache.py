@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from core.block_pool import BlockPool
-from core.prefix_cache import PrefixCache, sha256
+from core.prefixes.cache import PrefixCache, sha256
 from core.sampling_params import SamplingParams
 from core.sequence import Sequence
 

@@ -12,11 +12,11 @@ from dummy_engine import end_of, make_engine, make_sequence, run_to_end, solo_te
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core import prefix_snapshot
 from core.config import EngineConfig, KVCacheConfig, ModelConfig
 from core.engine import Engine
 from core.errors import Busy, SnapshotRefused
-from core.prefix_snapshot import SnapshotReport, restore_at_the_start, save_at_the_end
+from core.prefixes import snapshot as prefix_snapshot
+from core.prefixes.snapshot import SnapshotReport, restore_at_the_start, save_at_the_end
 from core.sampling_params import SamplingParams
 
 SIZE = 4

@@ -7,7 +7,7 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.block_beginnings import BlockBeginnings
+from core.prefixes.beginnings import BlockBeginnings
 
 texts = st.lists(st.integers(0, 2), min_size=1, max_size=5).map(tuple)
 

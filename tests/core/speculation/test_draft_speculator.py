@@ -20,12 +20,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.config import EngineConfig, SpeculativeConfig
-from core.draft_model import read_self_draft
 from core.dummy_runner import ByteTokenizer, DummyRunner, make_dummy_runner
 from core.engine import Engine
 from core.errors import ConfigError
 from core.sequence import Sequence
-from core.speculators import describe_drafts
+from core.speculation.self_draft import read_self_draft
+from core.speculation.speculators import describe_drafts
 
 STEP_S, ROW_S = 10e-3, 0.1e-3
 

@@ -26,14 +26,14 @@ from core.config import EngineConfig, SpeculativeConfig
 from core.dummy_runner import ByteTokenizer, make_dummy_runner
 from core.engine import Engine
 from core.outputs import FinishReason, SampledToken
-from core.prompt_lookup import LONGEST_MATCH, PromptLookup
 from core.sequence import Sequence
-from core.speculation import Candidate, Speculator
-from core.step_costs import StepCosts
+from core.speculation.prompt_lookup import LONGEST_MATCH, PromptLookup
+from core.speculation.speculator import Candidate, Speculator
+from core.speculation.step_costs import StepCosts
+from core.speculation.verify import verify
 from core.structured.compiler import GrammarCompiler
 from core.structured.follow import GrammarState
 from core.structured.grammar import Grammar
-from core.verify import verify
 
 # --- what is accepted ---
 

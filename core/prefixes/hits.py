@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from core.prefix_cache import PrefixCache
+from core.prefixes.cache import PrefixCache
 from core.sequence import Sequence
 
 

@@ -24,7 +24,6 @@ from core.config import (
     ModelConfig,
     SpeculativeConfig,
 )
-from core.draft_model import read_self_draft
 from core.engine import Engine
 from core.generation import GenerationBuilder
 from core.model.attention import choose_kernels
@@ -35,6 +34,7 @@ from core.model.runner import ModelRunner
 from core.outputs import StepOutput
 from core.sampling_params import SamplingParams
 from core.sequence import Sequence
+from core.speculation.self_draft import read_self_draft
 from core.structured.compiler import GrammarCompiler
 from core.structured.follow import GrammarState
 from core.structured.grammar import Grammar

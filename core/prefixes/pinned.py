@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from core.block_pool import BlockPool
 from core.errors import PinnedFull, PrefixTooShort
-from core.prefix_cache import PrefixCache
+from core.prefixes.cache import PrefixCache
 from core.sampling_params import SamplingParams
 from core.sequence import Sequence
 

@@ -14,8 +14,8 @@ from core.batch import Batch
 from core.interfaces import Drafter
 from core.outputs import SampledToken
 from core.sequence import Sequence
-from core.speculation import Candidate, Chance, Drafting, Speculator
-from core.step_costs import StepCosts
+from core.speculation.speculator import Candidate, Chance, Drafting, Speculator
+from core.speculation.step_costs import StepCosts
 from core.step_report import StepReport
 
 _PRIOR, _PRIOR_WEIGHT = 0.7, 4.0  # that a guess is right, before anything is known

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 
-from core.prefix_cache import PrefixCache
+from core.prefixes.cache import PrefixCache
 from core.sequence import Sequence
 from core.waiting_queue import WaitingQueue
 
