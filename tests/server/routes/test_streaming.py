@@ -204,6 +204,7 @@ async def test_a_reader_that_pauses_gets_every_character_in_fewer_chunks(start_s
     while server.metrics.total("vllm:generation_tokens") < 2 * 8 * 700:  # noqa: ASYNC110
         await asyncio.sleep(0.01)  # until all is computed, and most of it waits for the reader
     await asyncio.sleep(0.1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)  # it reads quickly from now on
     sock.setblocking(False)
     reader, writer = await asyncio.open_connection(sock=sock)
     raw = b""
