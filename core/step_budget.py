@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 from collections import deque
 
-MIN_TOKENS = 16  # a prompt gets on by so much in every step, whatever the target
+MIN_TOKENS = 8  # a prompt gets on by so much in every step, whatever the target
 _REMEMBERED = 5  # steps of each kind; medians of so many are not moved by one that was disturbed
 
 

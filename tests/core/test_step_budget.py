@@ -12,6 +12,7 @@ from core.config import EngineConfig
 from core.dummy_runner import ByteTokenizer, make_dummy_runner
 from core.engine import Engine
 from core.sequence import Sequence
+from core.step_budget import MIN_TOKENS
 
 BASE_S, ROW_S, TOKEN_S = 0.008, 0.0005, 0.0004
 
@@ -65,7 +66,7 @@ def test_steps_that_somebody_else_made_long_move_it_little() -> None:
 
 def test_a_prompt_gets_on_when_the_decodes_alone_take_longer_than_the_target() -> None:
     chunks, _ = chunks_beside_streams(1.0, 8)
-    assert min(chunks[:-1]) == max(chunks) == 16
+    assert min(chunks[:-1]) == max(chunks) == MIN_TOKENS
 
 
 def test_nothing_is_held_back_without_a_target_or_without_streams() -> None:
