@@ -125,17 +125,19 @@ def load_draft(
     tokenizer: Tokenizer,
     kernels: AttentionKernels,
     quantization: Quantization,
+    on_progress: Callable[[float], None] = lambda fraction: None,
 ) -> LoadedDraft | None:
     """The decoder that drafts for `served`; None where drafts are not by a model, or would not be used: without the C
-    kernels. `files`: the served model's config and folder; `tokenizer` and `quantization` are its too."""
+    kernels. `files`: the served model's config and folder; `tokenizer` and `quantization` are its
+    too. `on_progress` is told the share of bytes read."""
     if not isinstance(served, FastDecoder) or served.compiled is None:
         return None
     if plan.part is not None:
-        return _load_part(plan.part, served, files, kernels, quantization)
+        return _load_part(plan.part, served, files, kernels, quantization, on_progress)
     if plan.folder is None or plan.description is None:
         return None
     _check_vocabulary(plan.name, load_tokenizer(plan.folder), tokenizer)
-    config, weights = plan.description.config, open_weights(plan.folder)
+    config, weights = plan.description.config, open_weights(plan.folder, on_progress)
     decoder = FastDecoder(config, weights, served.dtype, served.device, kernels, quantization)
     if decoder.compiled is None:
         raise ConfigError(
@@ -153,13 +155,14 @@ def _load_part(
     files: tuple[Any, Path],
     kernels: AttentionKernels,
     quantization: Quantization,
+    on_progress: Callable[[float], None],
 ) -> LoadedDraft:
     layers = part.layers_of(served.shape.num_layers)
     whole, is_shared = served, part.quantization in ("none", quantization)
     if not is_shared:
         config, folder = files
         settings = (served.dtype, served.device, kernels, part.quantization)
-        whole = FastDecoder(config, open_weights(folder), *settings)
+        whole = FastDecoder(config, open_weights(folder, on_progress), *settings)
     decoder = whole.with_layers(layers)
     what = "the served model"
     if len(layers) < served.shape.num_layers:

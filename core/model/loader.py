@@ -187,7 +187,7 @@ def load_model(
         decoder, path = _build(planned, kernels, model.quantization, report)
         files = (description.config, folder)
         parts = (decoder, files, tokenizer, kernels, model.quantization)
-        drafted = load_draft(planned.draft, *parts)
+        drafted = load_draft(planned.draft, *parts, _paced(report, "loading the draft model"))
     if path == "general":
         with watch.phase("probe"):
             shape = _try_out(decoder, shape, kv_cache)

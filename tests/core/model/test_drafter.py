@@ -77,13 +77,16 @@ def test_some_layers_guess_some_tokens_right_and_change_none(layers: list[int]) 
 
 
 def test_a_draft_model_is_loaded_counted_and_told(tiny_model: Callable[..., Path]) -> None:
+    told: list[tuple[str, float | None]] = []
     loaded = load_model(
         ModelConfig(name=str(tiny_model("llama"))),
         EngineConfig(device="cpu", kernels="c"),
         KVCacheConfig(num_blocks=64),
-        lambda *_: None,
+        lambda message, fraction: told.append((message, fraction)),
         speculative=SpeculativeConfig(method="draft", draft_model="self:int8:1"),
     )
+    progress = [fraction for message, fraction in told if message == "loading the draft model"]
+    assert progress[-1] == 1.0
     assert loaded.runner.drafter is not None
     assert "1 of the 2 layers of the served model in int8" in loaded.runner.drafter.description
     assert 0 < loaded.plan.draft.weights_bytes < loaded.weights_bytes
