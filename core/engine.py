@@ -246,6 +246,7 @@ class Engine:
         moments_s.append(self._clock())
         if self.speculator is not None:
             batch = self.speculator.extend(batch)
+        self._scheduler.release_sources()
         self._report = report_step(batch)
         if not batch.sequences:
             return

@@ -84,9 +84,11 @@ class Scheduler:
         if self.total_preemptions == preemptions_before:
             self._admit(rows, budget, now_s)
         sequences, counts = zip(*rows, strict=True) if rows else ((), ())
-        copies, self._copies = tuple(self._copies), []
-        self._pool.release([source for source, _ in copies])  # they were held for the plan
-        return Batch(sequences, counts, copies=copies)
+        return Batch(sequences, counts, copies=tuple(self._copies))
+
+    def release_sources(self) -> None:
+        """Of the step's copies; after drafting, which writes to blocks before they are made."""
+        self._pool.release([self._copies.pop()[0] for _ in self._copies[:]])
 
     def reserve(self, sequence: Sequence, num_tokens: int) -> int:
         """Blocks for a draft behind the known tokens; returns for how many there is room. At nobody's cost: it takes
@@ -249,14 +251,14 @@ class Scheduler:
 
     def _admit(self, rows: list[tuple[Sequence, int]], budget: int, now_s: float) -> None:
         """Starts waiting sequences in order while seats, budget and blocks allow. Nobody overtakes the next."""
-        is_static = self._policy == "static"
+        num_earlier, is_static = len(rows), self._policy == "static"
         if is_static and self.running:
             return
         while len(self.waiting) and len(self.running) < self._max_running:
             if budget <= 0 and not is_static:
                 return
             sequence = self.waiting.next()
-            hits = self._find_room(sequence, rows)
+            hits = self._find_room(sequence, rows, num_earlier)
             if hits is None:
                 return
             self.waiting.take(sequence)
@@ -264,16 +266,17 @@ class Scheduler:
             if budget > 0:
                 budget -= self._plan_row(rows, sequence, budget)
 
-    def _find_room(self, sequence: Sequence, rows: list[tuple[Sequence, int]]) -> PrefixHits | None:
-        """What is cached of it if there is room for the rest and some headroom; None if not, or if this step computes
-        what it can copy in the next."""
+    def _find_room(
+        self, sequence: Sequence, rows: list[tuple[Sequence, int]], num_earlier: int
+    ) -> PrefixHits | None:
+        """What is cached of it; None if the rest has no room, or if this step computes what it can copy in the next."""
         available = self._pool.num_available
         headroom = self._headroom(sequence) if self.running else 0
         if available <= headroom:
             return None
         hits = PrefixHits()
         if self._prefix_cache is not None and sequence.pool is None:  # a pool needs every token
-            hits = find_hits(self._prefix_cache, sequence, rows)
+            hits = find_hits(self._prefix_cache, sequence, rows, num_earlier)
             if hits.is_growing and self._policy != "static":
                 return None
         needed = self._blocks_for(sequence.num_tokens) - len(hits.block_ids)

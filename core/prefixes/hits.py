@@ -32,10 +32,14 @@ class PrefixHits:
 
 
 def find_hits(
-    cache: PrefixCache, sequence: Sequence, rows: Iterable[tuple[Sequence, int]]
+    cache: PrefixCache,
+    sequence: Sequence,
+    rows: Iterable[tuple[Sequence, int]],
+    num_earlier: int,
 ) -> PrefixHits:
-    """`rows` is the plan of this step so far. Whole blocks may be among those that it computes: they are written before
-    anyone reads them. What is copied must have been computed before."""
+    """`rows` is the plan of this step so far, of which the first `num_earlier` ran before it. Whole blocks may be among
+    those that it computes: they are written before anyone reads them. What is copied must have been computed before: by
+    no row that starts in this step, since what it counts as computed may be what others compute now, or a copy."""
     block_ids = cache.find(sequence)
     size = cache.block_size
     start = len(block_ids) * size
@@ -44,7 +48,7 @@ def find_hits(
         return PrefixHits(block_ids)
     source, num_ready = cache.find_beginning(sequence, len(block_ids), wanted)
     num_coming = num_ready
-    for other, count in rows:
+    for place, (other, count) in enumerate(rows):
         num_computed = other.num_computed_tokens - start
         if num_computed + count <= num_ready or other.token_ids[start] != wanted[0]:
             continue
@@ -52,7 +56,7 @@ def find_hits(
             continue
         num_common = _num_common(other.token_ids[start : start + size], wanted)
         num_coming = max(num_coming, min(num_common, num_computed + count))
-        if min(num_common, num_computed) > num_ready:
+        if place < num_earlier and min(num_common, num_computed) > num_ready:
             source, num_ready = other.block_ids[len(block_ids)], min(num_common, num_computed)
     if num_ready < cache.min_beginning:
         source, num_ready = -1, 0

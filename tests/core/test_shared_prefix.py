@@ -126,6 +126,18 @@ def test_what_only_this_step_computes_is_not_copied_in_it() -> None:
     assert text_of(outputs, "b") == solo_text((PREFIX[:60] + "b").encode(), 8)
 
 
+def test_what_a_row_of_this_step_shares_with_another_of_it_is_not_copied_in_it() -> None:
+    """The second shares a block that the first computes in this step: nothing of it is there to copy yet."""
+    text = PREFIX[:38].encode()
+    prompts = [text, text[:34] + b"xy", text[:29] + b"z"]
+    engine, _ = make_engine(num_blocks=64, block_size=16)
+    for i, prompt in enumerate(prompts):
+        engine.add(make_sequence(f"s{i}", prompt.decode()))
+    outputs, _ = run_counting(engine)
+    for i, prompt in enumerate(prompts):
+        assert text_of(outputs, f"s{i}") == solo_text(prompt, 8)
+
+
 def test_a_full_pool_admits_without_a_copy_rather_than_not_at_all() -> None:
     """The block to copy from is the only one that is left: it is overwritten instead."""
     engine, _ = make_engine(num_blocks=2, block_size=16, max_context=32)

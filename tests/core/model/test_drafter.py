@@ -26,17 +26,21 @@ from core.model.draft_loader import _check_vocabulary
 from core.model.loader import load_model, plan_only
 from core.model.runner import ModelRunner
 from core.sampling_params import SamplingParams
+from core.sequence import Sequence
 
 DRAFT = SpeculativeConfig(method="draft", draft_model="self:1", max_tokens=5)
 
 
-def make_engines(layers: list[int], kv_dtype: str = "auto") -> tuple[Engine, Engine]:
+def make_engines(
+    layers: list[int], kv_dtype: str = "auto", num_blocks: int = 300, longest: int = 5
+) -> tuple[Engine, Engine]:
     """(without drafts, with drafts of these layers in every step), of the same weights."""
     _, decoder = build(CONFIGS["llama with biases"], choose_kernels(torch.device("cpu"), "c")[0])
     shape = ModelShape(3, 2, 32, 160, 4096, 2 * 3 * 2 * 32 * 4, decoder.weights_bytes, (0,))
     engines = []
-    for speculative in (SpeculativeConfig(method="off"), DRAFT):
-        cache = CacheConfig(4, 300, kv_dtype)  # type: ignore[arg-type]
+    draft = SpeculativeConfig(method="draft", draft_model="self:1", max_tokens=longest)
+    for speculative in (SpeculativeConfig(method="off"), draft):
+        cache = CacheConfig(4, num_blocks, kv_dtype)  # type: ignore[arg-type]
         runner = ModelRunner(decoder, shape, cache)
         runner.draft_with(decoder.with_layers(layers), layers, "a part")
         engines.append(Engine(EngineConfig(), runner, ByteTokenizer(), speculative=speculative))
@@ -74,6 +78,27 @@ def test_some_layers_guess_some_tokens_right_and_change_none(layers: list[int]) 
     assert drafted.generate(asked, PARAMS) == plain.generate(asked, PARAMS)
     stats = drafted.stats()
     assert 0 < stats.total_accepted_tokens < stats.total_draft_tokens
+
+
+@pytest.mark.parametrize("num_blocks", [11, 12])
+def test_a_draft_leaves_alone_what_another_sequence_is_about_to_copy(num_blocks: int) -> None:
+    """In a full pool, the block that is copied is the next that anybody may take."""
+    known = list(range(20, 31))
+    answers = []
+    for engine in make_engines([0, 1, 2], num_blocks=num_blocks, longest=14):
+        engine.generate([known], [SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)])
+        asked = [
+            Sequence("running", [7, 8, 9, 10, 11], PARAMS[0]),
+            Sequence("copying", [*known[:10], 3], PARAMS[0]),
+        ]
+        engine.add(asked[0])
+        for _ in range(3):
+            engine.step()
+        engine.add(asked[1])
+        while engine.has_work:
+            engine.step()
+        answers.append([sequence.token_ids for sequence in asked])
+    assert answers[0] == answers[1]
 
 
 def test_a_draft_model_is_loaded_counted_and_told(tiny_model: Callable[..., Path]) -> None:
