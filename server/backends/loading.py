@@ -10,13 +10,13 @@ import gc
 import importlib.metadata
 import os
 import platform
-import re
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 import msgspec
 
@@ -94,7 +94,7 @@ def make_load(
             speculative=config.speculative,
         )
         if config.kv_cache.snapshot_file is not None:
-            path = _snapshot_file(config)
+            path = snapshot_file_of(config)
             engine.keep_snapshots(path, loaded.fingerprint, config.kv_cache.snapshot_max_mib * MIB)
             report("reading the prefix snapshot")
         restored = restore_at_the_start(engine.snapshots)
@@ -123,12 +123,12 @@ def make_load(
     return load
 
 
-def _snapshot_file(config: ServerConfig) -> Path:
+def snapshot_file_of(config: ServerConfig) -> Path:
     """Each of several models has a file of its own."""
     path = Path(str(config.kv_cache.snapshot_file)).expanduser()
     if not config.models:
         return path
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", public_name(config.model))
+    name = quote(public_name(config.model), safe="")  # no two names become one
     return path.with_name(f"{path.stem}-{name}{path.suffix}")
 
 

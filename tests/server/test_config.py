@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from core.config import ModelConfig
 from core.errors import ConfigError
+from server.backends.loading import snapshot_file_of
 from server.config import (
     Override,
     ServerConfig,
@@ -272,3 +275,17 @@ def test_a_draft_model_is_asked_for_and_must_be_readable(tmp_path):
     assert "the name of another model" in wrong
     config, _ = load(None, None, method, "speculative.draft_model=self:int4:20", tmp=tmp_path)
     assert config.speculative.draft_model == "self:int4:20"
+
+
+def test_models_whose_names_are_alike_keep_their_snapshots_in_files_of_their_own(
+    tmp_path: Path,
+) -> None:
+    config, _ = load(
+        "models: [{name: a/b}, {name: a-b}]\nkv_cache: {snapshot_file: kept}", tmp=tmp_path
+    )
+    names = [
+        snapshot_file_of(msgspec.structs.replace(config, model=ModelConfig(name=name))).name
+        for name in ("a/b", "a-b", "../a", "..")
+    ]
+    assert len(set(names)) == 4
+    assert all(name.startswith("kept-") and "/" not in name for name in names)
