@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from core.config import MIB, NO_DRAFT, DraftMemory, KVCacheConfig, ModelConfig, SpeculativeConfig
-from core.errors import ConfigError
+from core.errors import ConfigError, ModelRefused
 from core.model.attention.layout import AttentionKernels, CausalModel
 from core.model.decoder import FastDecoder
 from core.model.decoder_shape import unsupported
@@ -65,8 +65,8 @@ def plan_draft(
 ) -> DraftPlan:
     """`weights_bytes(description, size of the checkpoint, quantization)` tells what a model will take.
 
-    Raises `ConfigError` where the served model has not the layers that are asked for, and where another model cannot
-    draft for it; `ModelRefused` where its files cannot be read."""
+    Raises `ConfigError` where the served model has not the layers that are asked for, and where another model is not
+    there or cannot draft for it."""
     name = speculative.draft_model
     if speculative.method != "draft" or name is None or unsupported(served.config) is not None:
         return NOBODY
@@ -96,8 +96,12 @@ def _plan_other(
     report: Report,
 ) -> DraftPlan:
     asked = ModelConfig(name=name, cache_dir=model.cache_dir)
-    folder = resolve(asked, report).folder
-    description = describe(folder)
+    try:
+        folder = resolve(asked, report).folder
+        description = describe(folder)
+    except (ConfigError, ModelRefused) as error:  # which speak of the served model's setting
+        said = error.message.replace("model.name", "speculative.draft_model")
+        raise ConfigError(said) from None
     if reason := unsupported(description.config):
         raise ConfigError(f"speculative.draft_model: {name} cannot draft: {reason}.")
     if description.num_embedding_rows < served.num_embedding_rows:

@@ -273,6 +273,9 @@ def test_a_draft_model_with_another_vocabulary_is_refused(tiny_model: Callable[.
             speculative=SpeculativeConfig(method="draft", draft_model=name),
         )
 
+    with pytest.raises(ConfigError, match=r"speculative\.draft_model") as raised:
+        plan("/no/such/folder")
+    assert "model.name" not in raised.value.message
     with pytest.raises(ConfigError, match=r"cannot draft: model type gpt2"):
         plan(str(tiny_model("gpt2")))
 
