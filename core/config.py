@@ -297,7 +297,8 @@ def render_plan(plan: MemoryPlan, shape: ModelShape) -> list[str]:
     blocks_per_request = math.ceil(plan.max_model_len / plan.block_size)
     gain, draft, drafts_kv = "", "", ""
     if plan.draft.weights_bytes:
-        draft = f" and {plan.draft.weights_bytes / MIB:,.0f} MiB of the draft model"
+        digits = 0 if plan.draft.weights_bytes >= MIB else 2
+        draft = f" and {plan.draft.weights_bytes / MIB:,.{digits}f} MiB of the draft model"
     if plan.draft.kv_bytes_per_token:
         drafts_kv = f", and {plan.draft.kv_bytes_per_token:,} of the draft model, both"
     if plan.kv_dtype != "auto":

@@ -1,4 +1,4 @@
-"""What this machine can do at most, measured with plain torch: reading memory, and multiplying in bfloat16 and int8.
+"""What this machine can do at most, measured with plain torch: reading memory, and multiplying 16-bit and int8 numbers.
 
 Used by `step.py`, in the same run as what is compared with it: a machine's speed drifts.
 """
@@ -19,7 +19,8 @@ MIN_TIME_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Best of several tries with all compute threads. int8 is None where torch has no such product."""
+    """Best of several tries with all compute threads. A processor without instructions for bfloat16 multiplies in
+    float32, which is its limit then; int8 is None where torch's product is slower than that."""
 
     read_gb_per_s: float
     bf16_gflop_per_s: float
@@ -27,11 +28,11 @@ class Limits:
 
 
 def measure_limits() -> Limits:
-    return Limits(
-        read_gb_per_s(),
-        max(bf16_gflop_per_s(*shape) for shape in PRODUCTS),
-        int8_gflop_per_s(*PRODUCTS[-1]),
-    )
+    dtypes = (torch.bfloat16, torch.float32)
+    of_16_bits = max(gflop_per_s(dtype, *shape) for dtype in dtypes for shape in PRODUCTS)
+    of_int8 = int8_gflop_per_s(*PRODUCTS[-1])
+    is_limit = of_int8 is not None and of_int8 > of_16_bits
+    return Limits(read_gb_per_s(), of_16_bits, of_int8 if is_limit else None)
 
 
 def best_of(a: Limits, b: Limits) -> Limits:
@@ -49,10 +50,10 @@ def read_gb_per_s() -> float:
     return READ_BYTES / best_s(numbers.sum) / 1e9
 
 
-def bf16_gflop_per_s(rows: int, inputs: int, outputs: int) -> float:
+def gflop_per_s(dtype: torch.dtype, rows: int, inputs: int, outputs: int) -> float:
     """oneDNN's product with weights packed once, where torch has it."""
-    x = torch.randn(rows, inputs).bfloat16()
-    weight = torch.randn(outputs, inputs).bfloat16()
+    x = torch.randn(rows, inputs).to(dtype)
+    weight = torch.randn(outputs, inputs).to(dtype)
     try:
         packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
         product = torch.ops.mkldnn._linear_pointwise

@@ -186,12 +186,19 @@ def _check_together(config: ServerConfig) -> None:
 
 
 def idle_settings(config: ServerConfig) -> list[str]:
-    """A sentence for each setting that was changed and does nothing, because it is about several models."""
+    """A sentence for each setting that was changed and does nothing beside the others."""
+    speculative, default = config.speculative, ServerConfig()
+    told: list[str] = []
+    if speculative.draft_model is not None and speculative.method != "draft":
+        told.append(
+            f"speculative.draft_model does nothing: speculative.method is {speculative.method}, not draft"
+        )
     if config.models:
-        return []
-    default = ServerConfig()
+        return told
     changed = [key for key in _OF_SEVERAL if getattr(config, key) != getattr(default, key)]
-    return [f"{key} does nothing: it is for several models, and models is empty" for key in changed]
+    return told + [
+        f"{key} does nothing: it is for several models, and models is empty" for key in changed
+    ]
 
 
 def keys() -> list[str]:
@@ -297,7 +304,9 @@ def _unknown(key: str, source: str) -> ConfigError:
     elif section in SECTIONS:
         hint = f"{section} has: {_keys_of(section)}."
     else:
-        hint = f"sections are: {', '.join(SECTIONS)}."
+        hint = (
+            f"sections are: {', '.join(SECTIONS)}; keys outside of them: {', '.join(STANDALONE)}."
+        )
     return ConfigError(f"{bounded(key)} is not a setting (from {source}); {hint}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -74,6 +75,15 @@ def _check_names(entries: list[ModelEntry]) -> None:
                 raise ConfigError(
                     f"models[{place}] and models[{owner[name]}] are both called {name}; set served_name of one."
                 )
+
+
+def in_terms_of_entries(message: str, place: int) -> str:
+    """What loading says about a section `model`, about the entry that stands for it here."""
+    keys = "|".join(ModelConfig.__struct_fields__)
+    told = re.sub(rf"(?<![\w./-])model\.({keys})\b", rf"models[{place}].\1", message)
+    return told.replace(
+        "raise kv_cache.memory_fraction", "raise models_memory_mib or kv_cache.memory_fraction"
+    )
 
 
 def default_name(models: tuple[ModelEntry, ...], model: ModelConfig) -> str:

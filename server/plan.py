@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 
 from core.config import MIB
-from server.config import ServerConfig
-from server.config_models import public_name
+from core.errors import ConfigError, ModelRefused
+from server.config import ServerConfig, idle_settings
+from server.config_models import in_terms_of_entries, public_name
 from server.models.residents import budget_of
 
 
@@ -18,14 +19,19 @@ def plan_lines(config: ServerConfig) -> list[str]:
     from core.model.loader import plan_only
 
     settings = (config.engine, config.kv_cache)
+    warnings = [f"warning: {sentence}" for sentence in idle_settings(config)]
     if not config.models:
         lines, _ = plan_only(config.model, *settings, _report, speculative=config.speculative)
-        return lines
+        return lines + warnings
     budget = budget_of(config.models_memory_mib, available_bytes(choose_device(config.engine)))
     lines, taken = [], {}
-    for entry in config.models:
+    for place, entry in enumerate(config.models):
         name = public_name(entry)
-        told, taken[name] = plan_only(entry, *settings, _report, budget, config.speculative)
+        try:
+            told, taken[name] = plan_only(entry, *settings, _report, budget, config.speculative)
+        except (ConfigError, ModelRefused) as error:
+            said = in_terms_of_entries(error.message, place)
+            raise type(error)(f"{name} (models[{place}]): {said}") from None
         lines += [f"{name}{' (pinned)' if entry.pinned else ''}:", *(f"  {line}" for line in told)]
     each = ", ".join(f"{name} {size / MIB:,.0f}" for name, size in taken.items())
     together = sum(taken.values())
@@ -39,7 +45,7 @@ def plan_lines(config: ServerConfig) -> list[str]:
             lines.append(
                 f"warning: {name} does not fit beside what is pinned, and cannot be loaded"
             )
-    return lines
+    return lines + warnings
 
 
 def _report(message: str, progress: float | None = None) -> None:

@@ -177,6 +177,7 @@ class ModelPool:
 
     def _refuse_if_closed(self) -> None:
         if self._is_draining:
+            self._default.metrics.observe_rejection("draining")
             raise Draining("The server is shutting down.", retry_after_s=5)
         if not self._residents.turns.is_alive:
             raise EngineDead("The engine has stopped and cannot answer.")

@@ -20,6 +20,7 @@ from server.backends.blocking import in_thread
 from server.backends.loading import LoadingSteps
 from server.backends.native import JOIN_GRACE_S, NativeBackend
 from server.config import ServerConfig
+from server.config_models import in_terms_of_entries
 from server.logs import event
 from server.models.overview import both, posting
 from server.models.slot import RETRY_AFTER_S, UNAVAILABLE, Slot, choose_victim, used_bytes
@@ -153,9 +154,11 @@ class Residents:
             await self._in_loading_thread(lambda: None)  # behind the disposal
 
     async def _fail(self, slot: Slot, error: NoriaError) -> None:
-        slot.state, slot.message, slot.is_closing = "failed", error.message, False
+        place = self._slots.index(slot)  # loading speaks of `model`, whose place an entry has taken
+        slot.message = in_terms_of_entries(error.message, place)
+        slot.state, slot.is_closing = "failed", False
         slot.metrics.observe_load("failed")
-        event(_log, logging.ERROR, "model failed", model=slot.name, reason=error.message)
+        event(_log, logging.ERROR, "model failed", model=slot.name, reason=slot.message)
         slot.failed_s = time.monotonic()
         unavailable = ModelUnavailable(UNAVAILABLE, retry_after_s=RETRY_AFTER_S)
         slot.fail_waiters(error if isinstance(error, Draining) else unavailable)

@@ -93,7 +93,7 @@ async def delete_pin(request: web.Request) -> web.Response:
     unpin = at_once(lambda engine: pins_of(engine).unpin(prefix_id))
     is_loaded = hold_resident(request, request.query.get("model")) is not None
     if not is_loaded or await native_of(request).run_beside(unpin) is None:
-        raise NotFound("No prefix of this id is pinned.")
+        raise NotFound("No prefix of this id is pinned.", param="id")
     return _json(DeletedPin(prefix_id, "prefix.deleted", True))
 
 

@@ -21,7 +21,7 @@ from server.config import (
     load_config,
     value_of,
 )
-from server.config_models import public_name
+from server.config_models import in_terms_of_entries, public_name
 from server.config_rules import RULES
 
 ROOT = Path(__file__).parents[2]
@@ -260,6 +260,31 @@ def test_settings_of_several_models_are_told_to_do_nothing_without_any(tmp_path)
     ]
     config, _ = load("models: [a]\n" + text, tmp=tmp_path)
     assert idle_settings(config) == []
+
+
+def test_a_draft_model_beside_another_method_is_told_to_do_nothing(tmp_path):
+    config, _ = load("speculative: {draft_model: 'self:9'}", tmp=tmp_path)
+    assert idle_settings(config) == [
+        "speculative.draft_model does nothing: speculative.method is lookup, not draft"
+    ]
+    config, _ = load("speculative: {draft_model: 'self:9', method: draft}", tmp=tmp_path)
+    assert idle_settings(config) == []
+
+
+def test_loading_one_of_several_models_speaks_of_its_entry():
+    said = (
+        "model.name is no model; see model.name, /data/model.gguf; raise kv_cache.memory_fraction."
+    )
+    assert in_terms_of_entries(said, 2) == (
+        "models[2].name is no model; see models[2].name, /data/model.gguf; "
+        "raise models_memory_mib or kv_cache.memory_fraction."
+    )
+
+
+def test_a_setting_nobody_knows_is_answered_with_sections_and_keys_outside_of_them(tmp_path):
+    said = message_of(tmp_path, "zzqx: 1")
+    assert "sections are: model, engine" in said
+    assert "keys outside of them: models, models_memory_mib" in said
 
 
 def test_the_share_of_loading_is_more_than_nothing(tmp_path):

@@ -73,7 +73,7 @@ class Workshop:
             if name in self.gates:
                 assert self.gates[name].wait(10)
             if name in self.refused:
-                raise ModelRefused(f"{name} is refused, and this is why.")
+                raise ModelRefused(f"model.name {name} is refused, and this is why.")
             self.loads[name] += 1
             things = load(report)
             plan = things.model.plan
@@ -327,7 +327,7 @@ async def test_a_model_that_cannot_be_loaded_harms_no_other(start_pool):
     assert response.status == 503
     assert 1 <= int(response.headers["retry-after"]) <= 5
     status, answer = await pooled.admin("load", model="b")
-    assert (status, "this is why" in answer["error"]["message"]) == (503, True)
+    assert (status, "models[1].name b is refused" in answer["error"]["message"]) == (503, True)
     assert pooled.state("b") == "failed"
     pooled.workshop.refused.clear()
     status, answer = await pooled.admin("load", model="b")

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import families
+import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from core.config import EngineConfig, KVCacheConfig, ModelConfig
 from core.engine import Engine
+from core.errors import ModelRefused
 from core.sampling_params import SamplingParams
 from server.app import create_app
 from server.backends.loading import loading_steps
@@ -90,3 +92,13 @@ def test_the_plan_tells_what_each_model_takes_and_whether_they_fit_together(tmp_
     assert (
         lines[-1] == f"warning: {NAMES[1]} does not fit beside what is pinned, and cannot be loaded"
     )
+
+
+def test_the_plan_names_the_entry_that_cannot_be_loaded(tmp_path):
+    folders = [families.build(name, tmp_path / name) for name in NAMES[:1]]
+    entries = [{"name": str(folders[0]), "dtype": "float32"}, {"name": str(tmp_path)}]
+    settings = {"models": entries, "kv_cache.num_blocks": 64, "engine.device": "cpu"}
+    with pytest.raises(
+        ModelRefused, match=r"\(models\[1\]\): models\[1\]\.name is a folder without"
+    ):
+        plan_lines(build_config(settings))
