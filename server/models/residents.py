@@ -56,10 +56,15 @@ class Residents:
             await asyncio.sleep(0.005)  # a thread cannot be awaited; only while stopping
 
     async def unload(self, slot: Slot, reason: str) -> None:
-        """When its answers have ended."""
-        async with self._changing:
-            if slot.state == "loaded":
-                await self._unload(slot, reason)
+        """When its answers have ended. Once begun it is done, also if whoever asked does not wait for it: half of it
+        would leave an engine that nobody knows, or a model that is for ever about to go."""
+
+        async def change() -> None:
+            async with self._changing:
+                if slot.state == "loaded":
+                    await self._unload(slot, reason)
+
+        await asyncio.shield(self.spawn(change()))
 
     def want(self, slot: Slot) -> None:
         if slot.loading is None:

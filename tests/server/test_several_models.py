@@ -438,6 +438,23 @@ async def test_the_report_tells_what_each_model_does_and_costs(start_pool):
     )
 
 
+async def test_unloading_ends_as_it_should_though_whoever_asked_for_it_gives_up(start_pool):
+    pooled = await start_pool("ab", Workshop(step_time_s=0.005))
+    running = asyncio.create_task(pooled.text("a", 60))
+    await pooled.until(lambda: pooled.pool.stats().num_running == 1)
+    asking = asyncio.create_task(pooled.admin("unload", model="a"))
+    await pooled.until(lambda: pooled.pool.find("a").is_closing)
+    asking.cancel()
+    after = asyncio.create_task(pooled.text("a"))  # waits, and has it loaded again
+    assert await running == "a" * 60
+    assert await after == "aaaa"
+    assert pooled.workshop.loads["a"] == 2
+    assert pooled.pool.report()["data"][0]["unloads"] == 1
+    for name in "ab":
+        await pooled.pool.unload(name)
+    await pooled.until(lambda: pooled.pool.report()["used_mib"] == 0)
+
+
 async def test_a_model_that_was_unloaded_takes_no_memory(start_pool):
     pooled = await start_pool("ab")
     await pooled.text("b")
