@@ -56,7 +56,7 @@ function redraw() {
   const isBusy = running?.conversation === conversation;
   byId("title").textContent = conversation.title || t("untitled");
   document.title = conversation.title ? `${conversation.title} · Noria` : "Noria";
-  thread.show(conversation, { isBusy, empty: buildEmpty(state, about, send) });
+  thread.show(conversation, { isBusy, empty: buildEmpty(state, about, answerer(), send) });
   sidebar.show(conversation.id);
   history.replaceState(null, "", conversation.messages.length ? `#${conversation.id}` : location.pathname);
   shell.showBusy(Boolean(running));
@@ -79,7 +79,7 @@ async function remove(id) {
 
 function exportOne(id) {
   const chosen = store.get(id);
-  const names = { system: t("system"), user: t("you"), assistant: chosen.settings.model ?? about?.model?.id ?? "Noria" };
+  const names = { system: t("system"), user: t("you"), assistant: answerer(chosen) ?? "Noria" };
   download(`${shell.fileName(chosen.title)}.md`, store.asMarkdown(chosen, names), "text/markdown");
 }
 
@@ -198,7 +198,7 @@ function noteState(next) {
     models = next.models;
     showModels();
   }
-  shell.showState(next, about);
+  shell.showState(next, answerer());
   if (next.phase === "key") shell.askForKey(was === "key");
   if (!conversation.messages.length && (was !== next.phase || next.phase === "loading")) redraw();
 }
@@ -212,8 +212,13 @@ function noteEvent(name, data) {
   } else {
     serverView.stats(data);
     const rate = data.generated_tokens_per_s;
-    shell.showRate(rate > 0 ? t("rate", { rate: number(rate) }) : "", about);
+    shell.showRate(rate > 0 ? t("rate", { rate: number(rate) }) : "", answerer());
   }
+}
+
+/** The name of the model that answers in a conversation; undefined until the server has told. */
+function answerer({ settings } = conversation) {
+  return settings.model ?? about?.model?.id;
 }
 
 /** Which model answers in this conversation, where the server has several. A choice it no longer has is forgotten. */
@@ -223,6 +228,7 @@ function showModels() {
   byId("model-choice").hidden = models.length < 2;
   byId("model").replaceChildren(...models.map((id) => h("option", { value: id }, id)));
   byId("model").value = settings.model ?? models[0];
+  shell.showState(state, answerer());
 }
 
 function showSettings() {
@@ -242,6 +248,8 @@ byId("stop").addEventListener("click", stop);
 byId("model").addEventListener("change", () => {
   conversation.settings.model = byId("model").value;
   keepSettings();
+  shell.showState(state, answerer());
+  if (!conversation.messages.length) redraw();
 });
 byId("new").addEventListener("click", () => open(null));
 byId("retry").addEventListener("click", () => connection.retry());
@@ -271,7 +279,7 @@ shell.bind({
   language: () => {
     serverView.build();
     redraw();
-    shell.showState(state, about);
+    shell.showState(state, answerer());
     settingsForm.show(conversation.settings, about?.model?.defaults ?? {});
   },
   shortcuts: {
@@ -289,7 +297,7 @@ store.load(() => shell.toast(t("storageFull")));
 conversation = store.get(location.hash.slice(1)) ?? conversation;
 redraw();
 panels.restore();
-shell.showState(state, about);
+shell.showState(state, answerer());
 connection.start();
 if (!shell.isTouch()) prompt.focus();
 document.body.append(h("span", { id: "ready", hidden: true })); // everything is wired; tests wait for it

@@ -5,13 +5,12 @@ import { t } from "./texts.js";
 
 const IDEAS = ["idea1", "idea2", "idea3", "idea4"];
 
-export function buildEmpty(state, about, send) {
+export function buildEmpty(state, about, model, send) {
   if (state.phase === "loading") return buildLoading(state);
-  const model = about?.model;
   const ideas = IDEAS.map((key) =>
     h("button", { type: "button", class: "idea", onclick: () => send(t(key)) }, t(key)),
   );
-  const hasTemplate = model?.has_chat_template !== false;
+  const hasTemplate = about?.model?.has_chat_template !== false;
   return h(
     "div",
     { class: "empty" },
@@ -20,7 +19,7 @@ export function buildEmpty(state, about, send) {
     h(
       "p",
       { class: "quiet" },
-      hasTemplate ? t("greetingText", { model: model?.id ?? "…" }) : t("noTemplate"),
+      hasTemplate ? t("greetingText", { model: model ?? "…" }) : t("noTemplate"),
     ),
     hasTemplate && h("div", { class: "ideas" }, ...ideas),
   );

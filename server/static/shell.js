@@ -63,10 +63,10 @@ export function askForKey(wasWrong) {
 
 // --- status and banner ---
 
-export function showState({ phase, retryAt, message, progress }, about) {
+export function showState({ phase, retryAt, message, progress }, model) {
   byId("status").dataset.phase = phase;
   const words = {
-    ready: about?.model?.id ?? t("ready"),
+    ready: model ?? t("ready"),
     loading: progress == null ? t("loading") : `${t("loading")} ${Math.round(progress * 100)} %`,
     connecting: t("connecting"),
   };
@@ -86,8 +86,8 @@ export function showState({ phase, retryAt, message, progress }, about) {
   if (phase === "gone") bannerTimer = setInterval(() => (byId("banner-text").textContent = text()), 500);
 }
 
-export function showRate(rate, about) {
-  byId("status-text").textContent = rate || about?.model?.id || t("ready");
+export function showRate(rate, model) {
+  byId("status-text").textContent = rate || model || t("ready");
   byId("status").classList.toggle("is-busy", Boolean(rate));
 }
 

@@ -208,11 +208,13 @@ async def test_with_several_models_one_is_chosen_below_the_prompt_and_stays_chos
         "document.querySelector('#model').value = 'two';"
         "document.querySelector('#model').dispatchEvent(new Event('change'))"
     )
+    assert await page.run("document.querySelector('#status-text').textContent") == "two"
     await send(page, "again")
     await finished(page)
     assert state["asked"]["model"] == "two"
     await page.goto(url)
     await page.until(phase("ready"))
     assert await page.run("document.querySelector('#model').value") == "two"
+    assert await page.run("document.querySelector('#status-text').textContent") == "two"
     label = "document.querySelector('#model-choice label').textContent"
     assert await page.run(label) in ("Model", "모델")
