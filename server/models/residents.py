@@ -122,11 +122,12 @@ class Residents:
         slots = self._slots
         others = [slot for slot in slots if slot is not wanted]
         while used_bytes(others) + wanted.memory_bytes > budget_bytes:
+            left_bytes = budget_bytes - used_bytes(slot for slot in others if slot.is_pinned)
             victim = choose_victim(slots, wanted)
-            if victim is None:
+            if victim is None or wanted.memory_bytes > left_bytes:  # nobody goes in vain
                 raise ConfigError(
                     f"{wanted.name} needs {wanted.memory_bytes / MIB:,.0f} MiB; of models_memory_mib "
-                    f"{budget_bytes / MIB:,.0f} what is pinned leaves {(budget_bytes - used_bytes(others)) / MIB:,.0f}."
+                    f"{budget_bytes / MIB:,.0f} what is pinned leaves {left_bytes / MIB:,.0f}."
                 )
             wanted.tell(f"waiting for {victim.name} to be unloaded")
             await self._unload(victim, "pressure")

@@ -43,12 +43,15 @@ class Workshop:
     gates: dict[str, threading.Event] = field(default_factory=dict)
     refused: set[str] = field(default_factory=set)
     step_time_s: float = 0.0
+    sizes: dict[str, int] = field(default_factory=dict)  # MiB
     runners: dict[str, Any] = field(default_factory=dict)
 
     def steps(self) -> LoadingSteps:
         return LoadingSteps(
             make_load=self.make_load,
-            needed_bytes=lambda config, limit, report: MODEL_MIB * MIB,
+            needed_bytes=lambda config, limit, report: (
+                self.sizes.get(config.model.name, MODEL_MIB) * MIB
+            ),
             free_bytes=lambda config: 1000 * MIB,
             prepare=lambda config: None,
             trim=lambda: None,
@@ -274,6 +277,19 @@ async def test_requests_for_a_model_that_is_going_wait_for_it_to_come_back(start
     later = asyncio.create_task(pooled.text("a"))
     assert await asyncio.gather(first, other, later) == ["a" * 40, "bbbb", "aaaa"]
     assert pooled.workshop.loads == {"a": 2, "b": 1}
+
+
+async def test_nobody_goes_for_a_model_that_would_not_fit_all_the_same(start_pool):
+    workshop = Workshop(sizes={"d": 250})
+    pooled = await start_pool(
+        [{"name": "a", "pinned": True}, "b", "c", "d"], workshop, models_memory_mib=300
+    )
+    for name in "bc":
+        await pooled.text(name)
+    status, answer = await pooled.admin("load", model="d")
+    assert (status, answer["error"]["code"]) == (503, "model_unavailable")
+    assert "d needs 250 MiB; of models_memory_mib 300 what is pinned leaves 200" in str(answer)
+    assert [pooled.state(name) for name in "abcd"] == ["loaded", "loaded", "loaded", "failed"]
 
 
 async def test_a_model_that_nobody_uses_goes_after_its_time(start_pool):
