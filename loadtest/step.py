@@ -14,6 +14,7 @@ import statistics
 import threading
 import time
 from concurrent.futures import Future
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,10 +69,9 @@ def main(args: argparse.Namespace) -> int:
     )
     from loadtest.limits import best_of, measure_limits  # torch is imported with the model
 
-    stopwatch = Stopwatch(engine)
     rng = random.Random(args.seed)
     runs: dict[tuple[str, int, int], list[dict[str, float]]] = {}
-    with held_lock(args.lock):
+    with held_lock(args.lock), closing(Stopwatch(engine)) as stopwatch:
         limits = measure_limits()
         stopwatch.prefill(rng, 64)  # the first of anything is slower
         for num_tokens in args.prefill:
@@ -82,7 +82,6 @@ def main(args: argparse.Namespace) -> int:
                 key = ("decode", batch, context)
                 runs[key] = stopwatch.decode(rng, batch, context, args.steps)
         limits = best_of(limits, measure_limits())  # a processor's clock drifts
-    stopwatch.close()
     report(args, limits, [line_of(engine, *key, runs[key], limits) for key in runs])
     return 0
 
