@@ -70,7 +70,8 @@ def server_command(model: str | None = None) -> tuple[str, ...]:
     """A server with three models and memory for two."""
     name = "smollm2-135m-instruct" if model is None else model
     entries = ", ".join(
-        f"{{name: {name}, served_name: {bits}, quantization: {bits}}}" for bits in NAMES
+        f"{{name: {name}, served_name: {bits}, quantization: {bits}, dtype: bfloat16}}"
+        for bits in NAMES
     )
     settings = (
         f"models=[{entries}]",
