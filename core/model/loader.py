@@ -134,10 +134,13 @@ def prepare(
 ) -> PlannedModel:
     """Resolve the files and plan memory from what they say about themselves. `limit_bytes` bounds what may be taken of
     the memory that is free."""
+    from core.model.compiled_forward import widens_bfloat16
+
     files = resolve(model, report)
     device = choose_device(engine)
-    dtype = choose_dtype(model, device)
     description = describe(files.folder)
+    kernels, _ = choose_kernels(device, engine.kernels)
+    dtype = choose_dtype(model, device, widens=widens_bfloat16(description.config, kernels))
     _check_quantization(model, description, device)
     shape = description.shape(measure_weights(files.folder), dtype, description.num_embedding_rows)
     checkpoint_bytes = shape.weights_bytes

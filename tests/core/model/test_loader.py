@@ -14,9 +14,11 @@ import torch
 from core.config import EngineConfig, KVCacheConfig, ModelConfig
 from core.errors import ConfigError, ModelRefused
 from core.model import device as device_module
+from core.model import loader
 from core.model.attention.reference import REFERENCE
 from core.model.description import describe
 from core.model.device import choose_device, choose_dtype, multiplies_bfloat16
+from core.model.kernels import load
 from core.model.loader import load_general, load_model, plan_only, prepare
 from core.model.weights import iterate_weights, list_weight_files, measure_weights, open_weights
 
@@ -345,6 +347,21 @@ def test_bfloat16_is_chosen_where_the_processor_multiplies_it(
     for is_native, dtype in ((True, torch.bfloat16), (False, torch.float32)):
         monkeypatch.setattr(device_module, "multiplies_bfloat16", lambda value=is_native: value)
         assert choose_dtype(ModelConfig(), torch.device("cpu")) == dtype
+        assert choose_dtype(ModelConfig(), torch.device("cpu"), widens=True) == torch.bfloat16
+
+
+@pytest.mark.parametrize(("family", "widens"), [("llama", True), ("gpt_neox", False)])
+def test_bfloat16_is_also_chosen_where_our_kernels_widen_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, widens: bool
+) -> None:
+    monkeypatch.setattr(device_module, "multiplies_bfloat16", lambda: False)
+    folder = families.build(family, tmp_path / family)
+    settings = (KVCacheConfig(num_blocks=8), silent)
+    planned = prepare(ModelConfig(name=str(folder)), EngineConfig(device="cpu"), *settings)
+    has_vectors = (kernels := load()) is not None and kernels.name != "plain"
+    is_torch = loader.choose_kernels(planned.device)[0] is REFERENCE
+    expected = widens and has_vectors and not is_torch
+    assert planned.dtype == (torch.bfloat16 if expected else torch.float32)
 
 
 def test_cuda_where_there_is_none_is_an_error_that_names_the_setting(
