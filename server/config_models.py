@@ -83,7 +83,7 @@ def in_terms_of_entries(message: str, place: int) -> str:
     told = re.sub(rf"(?<![\w./-])model\.({keys})\b", rf"models[{place}].\1", message)
     return told.replace(
         "raise kv_cache.memory_fraction", "raise models_memory_mib or kv_cache.memory_fraction"
-    )
+    ).replace("what remains beside the weights", "what models_memory_mib leaves beside the weights")
 
 
 def default_name(models: tuple[ModelEntry, ...], model: ModelConfig) -> str:

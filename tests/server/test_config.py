@@ -271,7 +271,7 @@ def test_a_draft_model_beside_another_method_is_told_to_do_nothing(tmp_path):
     assert idle_settings(config) == []
 
 
-def test_loading_one_of_several_models_speaks_of_its_entry():
+def test_loading_one_of_several_models_speaks_of_its_entry_and_their_budget():
     said = (
         "model.name is no model; see model.name, /data/model.gguf; raise kv_cache.memory_fraction."
     )
@@ -279,6 +279,8 @@ def test_loading_one_of_several_models_speaks_of_its_entry():
         "models[2].name is no model; see models[2].name, /data/model.gguf; "
         "raise models_memory_mib or kv_cache.memory_fraction."
     )
+    said = "kv_cache.num_blocks 24 needs 1 MiB; what remains beside the weights holds 9 blocks."
+    assert "what models_memory_mib leaves beside the weights" in in_terms_of_entries(said, 2)
 
 
 def test_a_setting_nobody_knows_is_answered_with_sections_and_keys_outside_of_them(tmp_path):
