@@ -1,12 +1,13 @@
 """Which device and which number type a model runs on, and how much memory is free there.
 
-Reads the machine, decides nothing about models. Called by `loader.py` only.
+Reads the machine, decides nothing about models. Called by `loader.py` and by `--plan`.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import sys
 from pathlib import Path
 
 import torch
@@ -64,6 +65,21 @@ def available_bytes(device: torch.device) -> int:
     if (cgroup := _cgroup_available()) is not None:
         bounds.append(cgroup)
     return max(0, min(bounds))
+
+
+def resident_bytes() -> int | None:
+    """What this process holds of main memory now, its libraries' pages included; None where the system does not say."""
+    try:
+        pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
+        return int(pages) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        pass
+    try:
+        import resource  # not on Windows
+    except ImportError:
+        return None
+    unit = 1 if sys.platform == "darwin" else 1024  # the peak, which here is what is held
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def _system_available(meminfo: Path = Path("/proc/meminfo")) -> int:

@@ -113,8 +113,10 @@ def plan_only(
     speculative: SpeculativeConfig = NO_SPECULATION,
 ) -> tuple[list[str], int]:
     """The lines of `--plan`, and the bytes they come to: the memory sum from config and file heads; no weight is
-    loaded. `limit_bytes`: as in `prepare`."""
+    loaded, but the tokenizer, as it counts in what the process holds. `limit_bytes`: as in `prepare`."""
     planned = prepare(model, engine, kv_cache, report, limit_bytes, speculative)
+    ends, template = planned.description.eos_token_ids, model.chat_template
+    keep_tokenizer(planned.files.folder, eos_token_ids=ends, template_file=template)
     dtype = str(planned.dtype).removeprefix("torch.")
     lines = [
         f"model: {planned.files.origin}, {planned.description.architecture}, {dtype} on {planned.device}",

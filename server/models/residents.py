@@ -73,18 +73,22 @@ class Residents:
     async def _bring_in(self, slot: Slot) -> None:
         try:
             async with self._changing:
-                if not slot.is_open:
-                    await self._load(slot)
-                slot.serve_waiters()
+                await self._load_or_fail(slot)
+        finally:
+            slot.loading = None
+        if slot.num_waiting:  # they came while what failed was put away
+            self.want(slot)
+
+    async def _load_or_fail(self, slot: Slot) -> None:
+        try:
+            if not slot.is_open:
+                await self._load(slot)
+            slot.serve_waiters()
         except Exception as error:
             if not isinstance(error, NoriaError):
                 _log.exception("loading %s failed", slot.name)
                 error = InternalError("The model could not be loaded after an internal error.")
             await self._fail(slot, error)
-        finally:
-            slot.loading = None
-        if slot.num_waiting:  # they came while what failed was put away
-            self.want(slot)
 
     async def _load(self, slot: Slot) -> None:
         started_s = time.monotonic()
@@ -146,7 +150,7 @@ class Residents:
             self.want(slot)
 
     async def _discard(self, slot: Slot, *, is_for_another: bool = False) -> None:
-        """Stops what computes for the model and gives its memory back."""
+        """Stops what computes for the model and gives its memory back. Only while `_changing` is held."""
         backend, slot.backend = slot.backend, None
         if backend is None:
             return
@@ -176,7 +180,12 @@ class Residents:
             return
         slot.state, slot.message = "failed", "The engine has stopped after an internal error."
         slot.metrics.observe_unload("failed")
-        self.spawn(self._discard(slot))
+
+        async def put_away() -> None:
+            async with self._changing:  # a load beside it would count on memory that is not free yet
+                await self._discard(slot)
+
+        self.spawn(put_away())
 
     async def expire(self) -> None:
         """Unloads what nobody has used for `keep_alive_s`."""

@@ -393,6 +393,36 @@ async def test_a_model_whose_engine_died_is_loaded_again(start_pool):
     assert pooled.workshop.loads["b"] == 2
 
 
+async def test_the_memory_of_a_model_that_died_is_free_before_another_counts_on_it(
+    start_pool, monkeypatch
+):
+    pooled = await start_pool("abc", models_memory_mib=250)
+    await pooled.text("b")
+
+    def explode(step: int, batch: Any) -> None:
+        raise SystemExit
+
+    pooled.workshop.runners["b"].on_run = explode
+    await pooled.complete("b")
+    backend = pooled.pool.find("b").backend
+    await pooled.until(lambda: backend.status().phase == "dead")
+    may_stop, stop = asyncio.Event(), backend.stop
+
+    async def stop_later(timeout_s: float) -> None:
+        await may_stop.wait()
+        await stop(timeout_s)
+
+    monkeypatch.setattr(type(backend), "stop", lambda self, timeout_s: stop_later(timeout_s))
+    again = asyncio.create_task(pooled.text("b"))
+    await pooled.until(lambda: pooled.state("b") != "loaded")
+    third = asyncio.create_task(pooled.text("c"))
+    await asyncio.sleep(0.1)
+    assert pooled.workshop.loads["c"] == 0
+    monkeypatch.undo()
+    may_stop.set()
+    assert await asyncio.wait_for(asyncio.gather(again, third), 10) == ["bbbb", "cccc"]
+
+
 async def test_health_and_the_list_of_models_tell_how_far_loading_is(start_pool):
     workshop = Workshop(gates={"a": threading.Event()})
     pooled = await start_pool("ab", workshop, waits=False)

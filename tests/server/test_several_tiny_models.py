@@ -85,10 +85,11 @@ def test_the_plan_tells_what_each_model_takes_and_whether_they_fit_together(tmp_
     lines = plan_lines(build_config({**settings, "models_memory_mib": 4096}))
     assert f"{NAMES[1]} (pinned):" in lines
     assert sum(line.startswith("  memory: 4,096 MiB available") for line in lines) == 2
-    assert lines[-1].endswith("of 4,096 MiB: all fit")
-    sum_mib = int(lines[-1].partition("together ")[2].split()[0])
+    assert lines[-2].endswith("of 4,096 MiB: all fit")
+    sum_mib = int(lines[-2].partition("together ")[2].split()[0])
     lines = plan_lines(build_config({**settings, "models_memory_mib": sum_mib // 2 + 1}))
-    assert lines[-3].endswith("they take turns")
+    assert lines[-4].endswith("they take turns")
+    assert lines[-3].startswith("process: ")
     assert (
         lines[-1] == f"warning: {NAMES[1]} does not fit beside what is pinned, and cannot be loaded"
     )
