@@ -182,7 +182,9 @@ class Residents:
         slot.metrics.observe_unload("failed")
 
         async def put_away() -> None:
-            async with self._changing:  # a load beside it would count on memory that is not free yet
+            async with (
+                self._changing
+            ):  # a load beside it would count on memory that is not free yet
                 await self._discard(slot)
 
         self.spawn(put_away())
