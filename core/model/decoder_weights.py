@@ -14,6 +14,7 @@ from torch import Tensor
 from core.errors import ModelRefused
 from core.model.decoder_shape import DecoderShape
 from core.model.kernels import Kernels
+from core.model.large_pages import LargePages
 from core.model.linear import PackedLinear
 from core.model.quantization import Quantization
 
@@ -119,7 +120,8 @@ def take_weights(
         raise ModelRefused("The model's weights lack the tensor lm_head.weight.")
     _expect("embed_tokens", embedding, (embedding.shape[0], shape.hidden))
     _expect("lm_head", head_weight, (embedding.shape[0], shape.hidden))
-    head = PackedLinear(head_weight, None, compiled, "none" if quantization == "none" else "int8")
+    room, of_head = LargePages(), quantization if quantization == "none" else "int8"
+    head = PackedLinear(head_weight, None, compiled, of_head, room)
     if shape.is_tied and head.kind == "C":
         embedding = None
     elif shape.is_tied and quantization != "none":
@@ -128,7 +130,7 @@ def take_weights(
     return DecoderWeights(
         embedding=None if embedding is None else embedding.contiguous(),
         layers=[
-            _take_layer(source, f"layers.{i}.", shape, norm_dtype, compiled, quantization)
+            _take_layer(source, f"layers.{i}.", shape, norm_dtype, compiled, quantization, room)
             for i in range(shape.num_layers)
         ],
         final_norm=source.take("norm.weight").to(norm_dtype).contiguous(),
@@ -143,6 +145,7 @@ def _take_layer(
     norm_dtype: torch.dtype,
     compiled: Kernels | None,
     quantization: Quantization,
+    room: LargePages,
 ) -> LayerWeights:
     def norm(name: str) -> Tensor:
         return source.take(f"{at}{name}.weight").to(norm_dtype).contiguous()
@@ -157,7 +160,7 @@ def _take_layer(
         if compiled is not None and len(names) == 2:
             weight = _interleave(weight)
             bias = None if bias is None else _interleave(bias)
-        return PackedLinear(weight, bias, compiled, quantization)
+        return PackedLinear(weight, bias, compiled, quantization, room)
 
     attention, mlp = "self_attn.", "mlp."
     mixed = shape.num_heads * shape.head_dim

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from core.model.kernels import DTYPES, Kernels, Linear, pack_int4, pack_int8, pack_weight
+from core.model.large_pages import LargePages
 from core.model.quantization import (
     Int8Weight,
     Quantization,
@@ -52,8 +53,9 @@ class PackedLinear:
         bias: Tensor | None,
         compiled: Kernels | None,
         quantization: Quantization = "none",
+        room: LargePages | None = None,
     ) -> None:
-        """weight: (outputs, inputs), released by the caller; bias: (outputs,)."""
+        """weight: (outputs, inputs), released by the caller; bias: (outputs,). `room` for them, else the heap."""
         self.outputs, self.inputs = weight.shape
         self.dtype = weight.dtype
         self.kind: Kind = _kind_for(weight, compiled, quantization)
@@ -64,7 +66,7 @@ class PackedLinear:
         self.size_bytes = 0
         if self.kind == "C":
             self._bias = None if bias is None else bias.float().contiguous()
-            self._pack_for_c(weight, quantization)
+            self._pack_for_c(weight, quantization, room)
         elif quantization == "none":
             self._weight = _pack(weight, self.kind)
             self.size_bytes = weight.nbytes
@@ -76,17 +78,23 @@ class PackedLinear:
             self._weight = quantized
             self.size_bytes = quantized.values.nbytes + quantized.scale.nbytes
 
-    def _pack_for_c(self, weight: Tensor, quantization: Quantization) -> None:
+    def _pack_for_c(
+        self, weight: Tensor, quantization: Quantization, room: LargePages | None
+    ) -> None:
         bias = None if self._bias is None else self._bias.data_ptr()
         self.struct = Linear(bias=bias, outputs=self.outputs, inputs=self.inputs)
         if quantization == "none":
-            self._packed: Any = pack_weight(weight)
+            self._packed: Any = pack_weight(weight, room)
             self.struct.weight = self._packed.data_ptr()
             self.struct.kind = DTYPES[self.dtype]
             self.size_bytes = self._packed.nbytes
             return
         is_int8 = quantization == "int8"
-        packed = pack_int8(quantize_int8(weight)) if is_int8 else pack_int4(quantize_int4(weight))
+        packed = (
+            pack_int8(quantize_int8(weight), room)
+            if is_int8
+            else pack_int4(quantize_int4(weight), room)
+        )
         self._packed = packed
         self.struct.weight, self.struct.kind = packed.weight.data_ptr(), packed.kind
         self.struct.scale = packed.scale.data_ptr()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from core.model.large_pages import LargePages
 from core.model.quantization import GROUP_INPUTS, SHIFT_INPUTS, Int4Weight, Int8Weight
 from core.pace import give_way
 
@@ -145,9 +146,12 @@ def _whole_blocks(rows: Tensor) -> Tensor:
 
 
 def _pack(
-    weight: Tensor, inputs_together: int, change: Callable[[Tensor], Tensor] = lambda rows: rows
+    weight: Tensor,
+    inputs_together: int,
+    room: LargePages | None,
+    change: Callable[[Tensor], Tensor] = lambda rows: rows,
 ) -> Tensor:
-    """`change` is done to the rows of `weight`, some at a time."""
+    """Into `room`, else the heap. `change` is done to the rows of `weight`, some at a time."""
     assert inputs_together * weight.itemsize == 4
     count = max(1, _AT_ONCE // max(1, COLUMNS * weight.shape[1])) * COLUMNS
     packed = torch.empty(0, dtype=torch.int32)
@@ -156,19 +160,21 @@ def _pack(
         groups = rows.view(torch.int32)  # what stays together is moved as one number
         width = groups.shape[1]
         if not start:
-            packed = torch.empty(-(-weight.shape[0] // COLUMNS), width, COLUMNS, dtype=torch.int32)
+            shape = (-(-weight.shape[0] // COLUMNS), width, COLUMNS)
+            make = torch.empty if room is None else room.empty
+            packed = make(shape, dtype=torch.int32)
         blocks = groups.view(-1, COLUMNS, width).transpose(1, 2)
         packed[start // COLUMNS : start // COLUMNS + len(blocks)] = blocks
         give_way()
     return packed.view(weight.dtype).view(-1, packed.shape[1], COLUMNS, inputs_together)
 
 
-def pack_weight(weight: Tensor) -> Tensor:
+def pack_weight(weight: Tensor, room: LargePages | None = None) -> Tensor:
     """(outputs, inputs) in blocks of 32 outputs: (blocks, inputs / 2, 32, 2) in bfloat16, else (blocks, inputs, 32, 1).
 
     Missing outputs of the last block are zero. `inputs` must be even in bfloat16.
     """
-    return _pack(weight, 2 if weight.dtype == torch.bfloat16 else 1)
+    return _pack(weight, 2 if weight.dtype == torch.bfloat16 else 1, room)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,25 +199,25 @@ def row_bytes(inputs: int) -> int:
     return groups * 2 * SHIFT_INPUTS + 64
 
 
-def pack_int8(weight: Int8Weight) -> PackedIntegers:
+def pack_int8(weight: Int8Weight, room: LargePages | None = None) -> PackedIntegers:
     """(blocks, inputs / 4, 32, 4) bytes, each 128 more than the integer; inputs are padded to whole groups of 64."""
     missing = -weight.values.shape[1] % SHIFT_INPUTS
 
     def change(rows: Tensor) -> Tensor:
         return torch.nn.functional.pad(rows ^ 128, (0, missing))
 
-    packed = _pack(weight.values.view(torch.uint8), 4, change)
+    packed = _pack(weight.values.view(torch.uint8), 4, room, change)
     return PackedIntegers(INT8, packed, _whole_blocks(weight.scale))
 
 
-def pack_int4(weight: Int4Weight) -> PackedIntegers:
+def pack_int4(weight: Int4Weight, room: LargePages | None = None) -> PackedIntegers:
     """(blocks, inputs / 8, 32, 4) bytes of two halves, and (blocks, inputs / 32, 32, 2) bytes of step and minimum, 128
     more than the minimum is; inputs are padded to whole groups of 64."""
     pad, missing = torch.nn.functional.pad, -weight.halves.shape[1] % SHIFT_INPUTS
     halves = pad(weight.halves, (0, missing))
     outputs, inputs = halves.shape
     low, high = halves.view(outputs, inputs // 8, 2, 4).unbind(2)
-    both = _pack((low | high << 4).reshape(outputs, inputs // 2), 4)
+    both = _pack((low | high << 4).reshape(outputs, inputs // 2), 4, room)
     groups = torch.stack([weight.step, weight.minimum.view(torch.uint8) ^ 128], dim=2)
     groups = pad(groups, (0, 0, 0, missing // GROUP_INPUTS))
     packed_groups = _whole_blocks(groups).view(-1, COLUMNS, *groups.shape[1:]).transpose(1, 2)
