@@ -47,16 +47,20 @@ static __attribute__((noinline)) void finish(const Attention *a, const float *st
     for (; d < a->head_dim; d++) put(out, d, values[d] * inverse, a->dtype);
 }
 
-/* The queries of an item as the scores read them, the words of GROUP queries side by side: pairs of bf16, floats, or two
-   times 4 bytes. */
-static void load_queries(const Attention *a, Work *w, const Plan *plan, const Item *item, const char *query, int64_t query_stride) {
+/* Makes one of the item's KV heads, counted from its first, the one at hand. */
+INLINE void take_head(const Attention *a, Work *w, int64_t n) {
+    w->query = w->queries_of_heads + n * ceil_div(w->queries, GROUP) * GROUP * words_of(a);
+    w->query_scale = w->scales_of_heads + n * w->queries;
+}
+
+/* The queries of the KV head at hand as the scores read them, the words of GROUP queries side by side: pairs of bf16, floats,
+   or two times 4 bytes. */
+static void load_queries(const Attention *a, Work *w, const Plan *plan, const Item *item, int64_t head, const char *query, int64_t query_stride) {
     int64_t group = a->num_heads / a->num_kv_heads, size = width(a->dtype), words = words_of(a);
-    w->queries = item->num_rows * group;
     for (int64_t q = 0; q < w->queries; q++) {
         int64_t row = w->rows[q / group] = plan->rows[item->rows + q / group];
-        const char *from = query + (row * query_stride + (item->head * group + q % group) * a->head_dim) * size;
+        const char *from = query + (row * query_stride + (head * group + q % group) * a->head_dim) * size;
         uint32_t *to = w->query + q / GROUP * GROUP * words + q % GROUP;
-        w->state[q * (a->head_dim + HEADER)] = -INFINITY;
         if (is_tiled(a)) {
             memcpy(w->query + q * a->head_dim / 2, from, a->head_dim * size);
             for (int64_t i = 0; i < a->head_dim / 2 && w->queries <= 16; i++) memcpy(w->columns + i * 16 + q, from + i * 4, 4);
@@ -91,11 +95,11 @@ static void merge_row(const Attention *a, const Plan *plan, int64_t row, int64_t
     }
 }
 
-/* What an item leaves behind: results of rows that it served alone, else partial ones. */
-static void leave_item(const Attention *a, const Work *w, const Plan *plan, const Item *item, int64_t index, const float *states, char *out) {
+/* What an item leaves behind of one KV head: results of rows that it served alone, else partial ones. */
+static void leave_head(const Attention *a, const Work *w, const Plan *plan, int64_t kv_head, int64_t index, const float *states, char *out) {
     int64_t group = a->num_heads / a->num_kv_heads, stride = a->head_dim + HEADER;
     for (int64_t q = 0; q < w->queries; q++) {
-        int64_t row = w->rows[q / group], head = item->head * group + q % group;
+        int64_t row = w->rows[q / group], head = kv_head * group + q % group;
         if (plan->by_row[row].partials < 0) finish(a, states + q * stride, row, head, out);
         else memcpy(partial_of(a, plan, row, head, index), states + q * stride, stride * sizeof(float));
     }
@@ -107,41 +111,47 @@ static void attend_items(const Attention *a, const Step *s, Work *w, const Plan 
     int64_t stride = a->head_dim + HEADER, flip = 0;
     int64_t i = __atomic_fetch_add(counter, 1, __ATOMIC_RELAXED), is_located = 0;
     while (i < plan->num_items) {
-        const Item *item = &plan->items[i];
-        int64_t following = __atomic_fetch_add(counter, 1, __ATOMIC_RELAXED);
-        load_queries(a, w, plan, item, query, query_stride);
-        for (int64_t index = item->first; index < item->last; index++) {
+        const Item *item = &plan->items[i], *then;
+        int64_t following = __atomic_fetch_add(counter, 1, __ATOMIC_RELAXED), heads = item->end_head - item->head;
+        w->queries = item->num_rows * (a->num_heads / a->num_kv_heads);
+        for (int64_t n = 0; n < heads; n++) {
+            take_head(a, w, n);
+            load_queries(a, w, plan, item, item->head + n, query, query_stride);
+        }
+        for (int64_t at = 0; at < (item->last - item->first) * heads; at++) { /* all heads of a segment, then the next one */
             Place *place = &w->places[flip], *next = &w->places[1 - flip];
-            float *part = index == 0 ? w->state : w->part;
-            if (index == item->first && !is_located) locate(a, s, item, index, place);
-            if (index + 1 < item->last) is_located = locate(a, s, item, index + 1, next);
-            else is_located = following < plan->num_items && locate(a, s, &plan->items[following], plan->items[following].first, next);
+            int64_t index = item->first + at / heads, n = at % heads;
+            float *state = w->state + n * w->queries * stride, *part = index == 0 ? state : w->part;
+            if (at == 0 && !is_located) locate(a, s, item, index, item->head, place);
+            if (index + (n + 1) / heads < item->last) is_located = locate(a, s, item, index + (n + 1) / heads, item->head + (n + 1) % heads, next);
+            else is_located = following < plan->num_items && (then = &plan->items[following], locate(a, s, then, then->first, then->head, next));
+            take_head(a, w, n);
             if (place->low < place->high) segment(a, s, w, place, is_located ? next : place, part);
             else for (int64_t q = 0; q < w->queries; q++) part[q * stride] = -INFINITY;
-            if (item->first > 0) leave_item(a, w, plan, item, index, part, out);
+            if (item->first > 0) leave_head(a, w, plan, item->head + n, index, part, out);
             else if (index > 0)
-                for (int64_t q = 0; q < w->queries; q++) merge(w->state + q * stride, part + q * stride, a->head_dim);
+                for (int64_t q = 0; q < w->queries; q++) merge(state + q * stride, part + q * stride, a->head_dim);
+            if (item->first == 0 && index + 1 == item->last) leave_head(a, w, plan, item->head + n, 0, state, out);
             flip = 1 - flip;
         }
-        if (item->first == 0) leave_item(a, w, plan, item, 0, w->state, out);
         i = following;
     }
 }
 
 /* Called by every thread of a team. query: rows of query_stride elements; out: (num_tokens, num_heads, head_dim). */
 static void attend_team(const Member *member, const Attention *a, const Step *s, const Plan *plan, int64_t layer, const void *query, int64_t query_stride, void *out) {
-    int64_t most = max64(MAX_QUERIES, a->num_heads / a->num_kv_heads), stride = a->head_dim + HEADER;
+    int64_t most = max64(MAX_QUERIES, a->num_heads), stride = a->head_dim + HEADER;
     Work *w = malloc(sizeof(Work));
-    int64_t floats = 16 * a->head_dim + most * (SEGMENT + SEGMENT / 2 + 2 * stride + 2) + (most + GROUP) * (a->head_dim + 1) + (a->head_dim + 2) * VL * TILES + SEGMENT / 2 * a->head_dim;
+    int64_t floats = 16 * a->head_dim + most * (SEGMENT + SEGMENT / 2 + 2 * stride + 2) + most * GROUP * (a->head_dim + 1) + (a->head_dim + 2) * VL * TILES + SEGMENT / 2 * a->head_dim;
     float *memory = aligned_alloc(LINE, ceil_div(floats * sizeof(float), LINE) * LINE);
     w->scores = memory;
     w->part = w->scores + most * SEGMENT;
     w->state = w->part + most * stride;
     w->zipped = w->state + most * stride;
     w->tile = w->zipped + SEGMENT / 2 * a->head_dim;
-    w->query = (uint32_t *)(w->tile + (a->head_dim + 2) * VL * TILES);
-    w->query_scale = (float *)w->query + (most + GROUP) * (a->head_dim + 1);
-    w->value = w->query_scale + most;
+    w->queries_of_heads = (uint32_t *)(w->tile + (a->head_dim + 2) * VL * TILES);
+    w->scales_of_heads = (float *)w->queries_of_heads + most * GROUP * (a->head_dim + 1);
+    w->value = w->scales_of_heads + most;
     w->weights = (uint8_t *)(w->value + most);
     w->columns = (uint32_t *)(w->weights + most * 2 * SEGMENT);
     attend_items(a, s, w, plan, plan->next + layer, query, query_stride, out);

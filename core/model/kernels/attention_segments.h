@@ -8,29 +8,29 @@ typedef struct { /* where the rows of one segment of an item lie: those of posit
 
 typedef struct { /* one thread's memory; a state is (maximum in powers of two, sum, ..., values[head_dim]) per query */
     float *scores, *part, *state, *tile, *zipped;
-    uint32_t *query, *columns; /* columns: of 16 queries, for tiles */
+    uint32_t *query, *queries_of_heads, *columns; /* query: of the KV head at hand; columns: of 16 queries, for tiles */
     uint8_t *weights; /* of bytes: high ones, then low ones, per query */
-    float *query_scale, *value, key_scale[SEGMENT], value_scale[SEGMENT];
+    float *query_scale, *scales_of_heads, *value, key_scale[SEGMENT], value_scale[SEGMENT];
     Place places[2];
     int64_t queries, rows[64 + MAX_QUERIES], low[64 + MAX_QUERIES], high[64 + MAX_QUERIES];
 } Work;
 
 /* Finds the rows of segment `index` of an item. Places outside of [low, high) point to the nearest row inside, so that whole
    tiles can be read. False where no query of the item sees a key of it. */
-static __attribute__((noinline)) int locate(const Attention *a, const Step *s, const Item *item, int64_t index, Place *place) {
+static __attribute__((noinline)) int locate(const Attention *a, const Step *s, const Item *item, int64_t index, int64_t head, Place *place) {
     const int32_t *table = s->block_tables + item->sequence * s->max_blocks;
     int64_t row = a->head_dim * width(a->kept), block_size = s->block_size, start = index * SEGMENT;
     int64_t low = max64(start, a->window ? item->low_position - a->window + 1 : 0);
     int64_t high = min64(start + SEGMENT, item->high_position + 1);
     place->table = table;
-    place->head = item->head;
+    place->head = head;
     place->start = start;
     place->low = low;
     place->high = high;
     if (low >= high) return 0;
     for (int64_t p = low; p < high;) {
         int64_t offset = p % block_size, n = min64(block_size - offset, high - p), t = p - start;
-        int64_t at = ((table[p / block_size] * a->num_kv_heads + item->head) * block_size + offset) * row;
+        int64_t at = ((table[p / block_size] * a->num_kv_heads + head) * block_size + offset) * row;
         const char *key = (const char *)a->key + at, *value = (const char *)a->value + at;
         for (int64_t i = 0; i < n; i++) place->keys[t + i] = key + i * row;
         for (int64_t i = 0; i < n; i++) place->values[t + i] = value + i * row;
@@ -152,14 +152,6 @@ INLINE void segment_of(const Attention *a, const Step *s, Work *w, const Place *
                 sum += get(w->scores + q * SEGMENT, t, pairs ? BF16 : F32) * get(place->values[t], i, dtype);
             part[q * stride + HEADER + i] = sum;
         }
-}
-
-/* Whether both products are made of tiles. */
-INLINE int is_tiled(const Attention *a) {
-#ifdef __AMX_BF16__
-    return a->kept == BF16 && a->dtype == BF16 && a->head_dim % 32 == 0;
-#endif
-    return 0;
 }
 
 #ifdef __AMX_BF16__

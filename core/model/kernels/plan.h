@@ -1,4 +1,4 @@
-/* Who computes which part of a step's attention: work items of a few rows and one KV head.
+/* Who computes which part of a step's attention: work items of a few rows and one KV head, or all of them.
 
    Sequences whose block tables begin alike share what they read: sorted by their tables, those that share a prefix are
    neighbours, and each stretch of whole segments that several of them hold in common becomes one item for all their rows
@@ -11,12 +11,22 @@ enum { MAX_QUERIES = 48 };
 #endif
 enum { MIN_SPLIT = 2, HEADER = 16 }; /* HEADER: floats before the values of a partial result */
 
+/* Whether both products are made of tiles. */
+static int is_tiled(const Attention *a) {
+#ifdef __AMX_BF16__
+    return a->kept == BF16 && a->dtype == BF16 && a->head_dim % 32 == 0;
+#else
+    (void)a;
+    return 0;
+#endif
+}
+
 static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
 
-typedef struct { /* segments [first, last) of `sequence` for the rows plan.rows[rows ... rows + num_rows) */
-    int64_t sequence, head, rows, num_rows, first, last, low_position, high_position;
+typedef struct { /* segments [first, last) of `sequence` and KV heads [head, end_head) for the rows plan.rows[rows ... rows + num_rows) */
+    int64_t sequence, head, end_head, rows, num_rows, first, last, low_position, high_position;
 } Item;
 
 typedef struct { int64_t folded, end, partials; } Row; /* segments of the first item, and of all; -1: one item, no partials */
@@ -33,7 +43,7 @@ typedef struct {
 static void add_task(Plan *plan, const Step *s, int64_t sequence, int64_t first_row, int64_t num_rows, int64_t first, int64_t last) {
     if (plan->num_items == plan->items_room)
         plan->items = realloc(plan->items, sizeof(Item) * (plan->items_room = 2 * plan->items_room + 64));
-    Item item = {sequence, 0, first_row, num_rows, first, last, INT64_MAX, 0};
+    Item item = {sequence, 0, 0, first_row, num_rows, first, last, INT64_MAX, 0};
     for (int64_t i = 0; i < num_rows; i++) {
         Row *row = &plan->by_row[plan->rows[first_row + i]];
         int64_t position = s->positions[plan->rows[first_row + i]];
@@ -93,8 +103,9 @@ static void add_shared(Plan *plan, const Step *s, const Sharer *sharers, int64_t
         }
 }
 
-/* One item per KV head and piece of every task: at least four pieces a thread where there is enough to split. */
-static void split_tasks(Plan *plan, int64_t kv_heads, int64_t threads) {
+/* Items of every task: at least four pieces a thread where there is enough to split. The KV heads of a block lie together: where
+   there are pieces enough, one thread takes all heads of a few rows, as many threads in the same pages keep memory waiting. */
+static void split_tasks(Plan *plan, int64_t kv_heads, int64_t most_rows, int64_t threads) {
     int64_t work = 0, share = INT64_MAX, pieces = 0, n = plan->num_items;
     Item *tasks = plan->items;
     for (int64_t i = 0; i < n; i++) work += (tasks[i].last - tasks[i].first) * kv_heads;
@@ -104,11 +115,13 @@ static void split_tasks(Plan *plan, int64_t kv_heads, int64_t threads) {
     plan->num_items = 0;
     for (int64_t i = 0; i < n; i++) {
         int64_t size = min64(share, tasks[i].last - tasks[i].first);
+        int64_t heads = pieces >= 4 * threads && tasks[i].num_rows <= most_rows ? kv_heads : 1;
         for (int64_t r = 0; r < tasks[i].num_rows && tasks[i].first == 0; r++) plan->by_row[plan->rows[tasks[i].rows + r]].folded = size;
-        for (int64_t head = 0; head < kv_heads; head++)
+        for (int64_t head = 0; head < kv_heads; head += heads)
             for (int64_t first = tasks[i].first; first < tasks[i].last; first += size) {
                 Item item = tasks[i];
                 item.head = head;
+                item.end_head = head + heads;
                 item.first = first;
                 item.last = min64(first + size, tasks[i].last);
                 plan->items[plan->num_items++] = item;
@@ -140,7 +153,7 @@ static Plan make_plan(const Attention *a, const Step *s, int64_t threads, int64_
     }
     if (num_sharers) add_shared(&plan, s, sharers, 0, num_sharers, rows_of_item, 0);
     free(sharers);
-    split_tasks(&plan, a->num_kv_heads, threads);
+    split_tasks(&plan, a->num_kv_heads, is_tiled(a) ? 0 : max64(MAX_QUERIES, a->num_heads) / a->num_heads, threads);
     plan.merges = malloc(sizeof(int32_t) * (s->num_tokens + 1));
     for (int64_t i = 0; i < s->num_tokens; i++) {
         Row *row = &plan.by_row[i];

@@ -61,6 +61,10 @@ CASES = [
     ([50, 600], [50, 1], 16, 2, 2, 80, {"softcap": 20.0, "window": 33}),
     ([50, 200], [30, 1], 24, 4, 2, 256, {"sinks": True}),
     ([19, 150], [4, 150], 16, 40, 1, 18, {}),
+    # so many sequences that a thread takes all heads of one
+    ([1, 40, 129, 300, 131] * 4, [1, 1, 1, 1, 4] * 4, 16, 9, 3, 64, {"window": 100}),
+    ([200, 17] * 10, [1, 2] * 10, 16, 64, 64, 16, {}),
+    ([140, 60] * 10, [5, 3] * 10, 24, 14, 2, 128, {"sinks": True}),
 ]
 
 
@@ -187,6 +191,31 @@ def test_blocks_shared_by_sequences_are_read_together_with_the_same_bits(
         part = query[start : start + new]
         want = kernels.attend(part, cache, alone, scale=0.125, window=window)
         assert torch.equal(got[start : start + new], want), i
+        start += new
+
+
+@needs_kernels
+@pytest.mark.parametrize(("heads", "kv_heads"), [(9, 3), (64, 64), (14, 2), (5, 1)])
+@pytest.mark.parametrize("dtype", CACHES, ids=str)
+def test_a_thread_that_takes_all_heads_of_a_sequence_gives_the_bits_of_one_head_at_a_time(
+    variant, dtype, heads, kv_heads
+) -> None:
+    """Which it does where there are many sequences, of few rows each."""
+    torch.manual_seed(2)
+    contexts, rows = [1, 500, 130, 258] * 6, [1, 1, 5, 2] * 6
+    layout, num_blocks = make_step(contexts, rows, 16)
+    cache = make_cache(num_blocks, kv_heads, 16, 64, dtype)
+    query = torch.randn(sum(rows), heads, 64).to(compute_dtype(dtype))
+    kernels = cpu_kernels(variant)
+    got = kernels.attend(query, cache, layout, scale=0.125)
+    start = 0
+    for i, (context, new) in enumerate(zip(contexts, rows, strict=True)):
+        alone, _ = make_step([context], [new], 16)
+        alone.block_tables[:] = layout.block_tables[i : i + 1, : alone.block_tables.shape[1]]
+        part = query[start : start + new]
+        assert torch.equal(
+            got[start : start + new], kernels.attend(part, cache, alone, scale=0.125)
+        )
         start += new
 
 
