@@ -19,6 +19,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from core.errors import (
     AdminDisabled,
     BodyTooLarge,
+    ContextLengthExceeded,
     InternalError,
     InvalidApiKey,
     InvalidValue,
@@ -29,7 +30,7 @@ from core.errors import (
 from server.api_keys import carries_key, is_admin, is_open
 from server.backends.base import RequestRecord
 from server.config import ServerConfig
-from server.keys import CONFIG, LEASE, METRICS, RECORD
+from server.keys import CONFIG, LEASE, METRICS, RECORD, metrics_of
 from server.logs import log_request
 from server.protocol.anthropic_errors import is_anthropic, render_anthropic_error
 from server.protocol.errors import render_error
@@ -94,6 +95,10 @@ async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     except NoriaError as error:
         if error.status == 500:
             _log.error("%s: %s", request[RECORD].request_id, error.message)
+        if isinstance(
+            error, ContextLengthExceeded
+        ):  # nobody below has counted it: it was never queued
+            metrics_of(request).observe_rejection("too_long")
         return _answer(request, error)
     except web.HTTPException as error:
         if error.status < 400:

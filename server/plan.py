@@ -10,7 +10,9 @@ from server.config import ServerConfig, idle_settings
 from server.config_models import in_terms_of_entries, public_name
 from server.models.residents import budget_of
 
-REQUESTS_BYTES = 64 * MIB  # measured: half of it, with 32 streams of a thousand tokens
+REQUESTS_BYTES = (
+    64 * MIB
+)  # measured: half of it, with 32 streams of a thousand tokens; a body of MiBs takes its own
 
 
 def plan_lines(config: ServerConfig) -> list[str]:
@@ -18,7 +20,7 @@ def plan_lines(config: ServerConfig) -> list[str]:
 
     Raises `ModelRefused` and `ConfigError`, as loading would."""
     from core.model.device import available_bytes, choose_device, resident_bytes
-    from core.model.loader import plan_only
+    from core.model.preview import plan_only
 
     settings, device = (config.engine, config.kv_cache), choose_device(config.engine)
     on_cpu = device.type == "cpu"

@@ -14,9 +14,9 @@ from torch import Tensor
 from core.errors import ModelRefused
 from core.model.decoder_shape import DecoderShape
 from core.model.kernels import Kernels
-from core.model.large_pages import LargePages
 from core.model.linear import PackedLinear
 from core.model.quantization import Quantization
+from core.model.weights_memory import LargePages
 
 Weights = Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
 GATE_LANES = 16  # the C kernels gate 16 outputs at a time: 16 gates, then their 16 ups

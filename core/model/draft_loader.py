@@ -140,7 +140,7 @@ def load_draft(
         return _load_part(plan.part, served, files, kernels, quantization, on_progress)
     if plan.folder is None or plan.description is None:
         return None
-    _check_vocabulary(plan.name, load_tokenizer(plan.folder), tokenizer)
+    check_draft(plan, tokenizer)
     config, weights = plan.description.config, open_weights(plan.folder, on_progress)
     decoder = FastDecoder(config, weights, served.dtype, served.device, kernels, quantization)
     if decoder.compiled is None:
@@ -175,6 +175,17 @@ def _load_part(
     if not is_shared:
         what += f" in {part.quantization} ({held / MIB:,.0f} MiB)"
     return LoadedDraft(decoder, layers, DraftMemory(held), what)
+
+
+def check_draft(plan: DraftPlan, served: Tokenizer) -> None:
+    """Raises `ConfigError` where another model is to draft that has no tokenizer, or one for another vocabulary."""
+    if plan.folder is None:
+        return
+    try:
+        draft = load_tokenizer(plan.folder)
+    except ModelRefused as error:
+        raise ConfigError(f"speculative.draft_model: {plan.name}: {error.message}") from error
+    _check_vocabulary(plan.name, draft, served)
 
 
 def _check_vocabulary(name: str, draft: Tokenizer, served: Tokenizer) -> None:

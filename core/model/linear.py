@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from core.model.kernels import DTYPES, Kernels, Linear, pack_int4, pack_int8, pack_weight
-from core.model.large_pages import LargePages
 from core.model.quantization import (
     Int8Weight,
     Quantization,
@@ -22,6 +21,7 @@ from core.model.quantization import (
     quantize_int4,
     quantize_int8,
 )
+from core.model.weights_memory import LargePages
 
 Kind = Literal["C", "oneDNN", "torch"]
 

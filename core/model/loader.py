@@ -6,9 +6,7 @@ first on. Called by `server/__main__.py` (through the step loop) and by scripts.
 
 from __future__ import annotations
 
-import ctypes
 import re
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,7 +27,6 @@ from core.config import (
     ModelShape,
     SpeculativeConfig,
     plan_memory,
-    render_plan,
 )
 from core.errors import ConfigError, ModelRefused
 from core.interfaces import Runner
@@ -46,6 +43,7 @@ from core.model.threads import set_threads
 from core.model.tokenizer import Tokenizer
 from core.model.tokenizer_files import keep_tokenizer
 from core.model.weights import measure_weights, open_weights
+from core.model.weights_memory import trim_heap
 from core.model.weights_size import held_bytes, planned_bytes
 
 if TYPE_CHECKING:
@@ -102,28 +100,6 @@ class _Stopwatch:
         start_s = time.monotonic()
         yield
         self.phases[name] = self.phases.get(name, 0.0) + time.monotonic() - start_s
-
-
-def plan_only(
-    model: ModelConfig,
-    engine: EngineConfig,
-    kv_cache: KVCacheConfig,
-    report: Report = lambda message, fraction: None,
-    limit_bytes: int | None = None,
-    speculative: SpeculativeConfig = NO_SPECULATION,
-) -> tuple[list[str], int]:
-    """The lines of `--plan`, and the bytes they come to: the memory sum from config and file heads; no weight is
-    loaded, but the tokenizer, as it counts in what the process holds. `limit_bytes`: as in `prepare`."""
-    planned = prepare(model, engine, kv_cache, report, limit_bytes, speculative)
-    ends, template = planned.description.eos_token_ids, model.chat_template
-    keep_tokenizer(planned.files.folder, eos_token_ids=ends, template_file=template)
-    dtype = str(planned.dtype).removeprefix("torch.")
-    lines = [
-        f"model: {planned.files.origin}, {planned.description.architecture}, {dtype} on {planned.device}",
-        *render_plan(planned.plan, planned.shape),
-        *planned.notes,
-    ]
-    return lines, planned.plan.total_bytes
 
 
 def prepare(
@@ -237,13 +213,6 @@ def _make_runner(
         about = (drafted.description, drafted.max_context)
         runner.draft_with(drafted.decoder, drafted.layers, *about)
     return runner
-
-
-def trim_heap() -> None:
-    """Gives what packing freed back to the system, where the C library is glibc: it would keep it for ever."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-    if trim is not None:
-        trim(0)
 
 
 def _check_quantization(

@@ -54,8 +54,8 @@ class Tokenizer:
     ) -> None:
         """`definition` is the text of a tokenizer.json, `settings` what tokenizer_config.json says beside it."""
         settings = settings or {}
-        parsed = json.loads(definition)
         self._backend = _load_backend(definition)
+        parsed = json.loads(definition)
         self._template = chat_template
         self._control = _control_tokens(parsed, chat_template)
         self.control_token_ids = frozenset(token.token_id for token in self._control)

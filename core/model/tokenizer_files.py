@@ -9,6 +9,7 @@ import json
 import os
 from collections import OrderedDict
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from core.errors import ModelRefused
@@ -97,9 +98,10 @@ def _through_library(folder: Path, settings: dict[str, Any]) -> tuple[str, dict[
     except (
         Exception
     ) as error:  # missing files, missing optional packages, classes without a fast form
+        reason = shorten(str(error), 200, placeholder=" …")
         raise ModelRefused(
-            "The model has no tokenizer.json and no tokenizer that can be turned into one "
-            f"({str(error)[:200]}). Convert its tokenizer with transformers and put tokenizer.json beside the weights."
+            f"The model has no tokenizer.json and no tokenizer that can be turned into one ({reason}). "
+            "Convert its tokenizer with transformers and put tokenizer.json beside the weights."
         ) from error
     return definition, settings | {
         k: str(v) for k, v in tokenizer.special_tokens_map.items() if isinstance(v, str)

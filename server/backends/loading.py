@@ -164,7 +164,7 @@ def needed_bytes(config: ServerConfig, limit_bytes: int, report: Report) -> int:
 
 
 def trim_heap() -> None:
-    from core.model.loader import trim_heap as trim
+    from core.model.weights_memory import trim_heap as trim
 
     trim()
 

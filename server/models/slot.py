@@ -52,8 +52,10 @@ class Slot:
 
     @property
     def is_resident(self) -> bool:
-        """Whether it takes memory now, or will in a moment."""
-        return self.state in ("loading", "loaded", "unloading")
+        """Whether it takes memory now: while it loads, from when there is room for it."""
+        return self.state in ("loaded", "unloading") or (
+            self.state == "loading" and self.backend is not None
+        )
 
     @property
     def is_open(self) -> bool:

@@ -279,6 +279,17 @@ async def test_requests_for_a_model_that_is_going_wait_for_it_to_come_back(start
     assert pooled.workshop.loads == {"a": 2, "b": 1}
 
 
+async def test_a_model_that_waits_for_room_does_not_count_as_if_it_had_it(start_pool):
+    pooled = await start_pool("ab", Workshop(step_time_s=0.003), models_memory_mib=150)
+    running = asyncio.create_task(pooled.text("a", max_tokens=60))
+    await pooled.until(lambda: pooled.pool.stats().num_running == 1)
+    waiting = asyncio.create_task(pooled.text("b"))
+    await pooled.until(lambda: pooled.state("b") == "loading" and pooled.pool.find("a").is_closing)
+    assert pooled.pool.report()["used_mib"] == 100
+    assert await asyncio.gather(running, waiting) == ["a" * 60, "bbbb"]
+    assert pooled.pool.report()["used_mib"] == 100
+
+
 async def test_nobody_goes_for_a_model_that_would_not_fit_all_the_same(start_pool):
     workshop = Workshop(sizes={"d": 250})
     pooled = await start_pool(

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from core.model.large_pages import LargePages
 from core.model.quantization import GROUP_INPUTS, SHIFT_INPUTS, Int4Weight, Int8Weight
+from core.model.weights_memory import LargePages
 from core.pace import give_way
 
 if TYPE_CHECKING:

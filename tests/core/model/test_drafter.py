@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,7 +25,8 @@ from core.engine import Engine
 from core.errors import ConfigError
 from core.model.attention import choose_kernels
 from core.model.draft_loader import _check_vocabulary
-from core.model.loader import load_model, plan_only
+from core.model.loader import load_model
+from core.model.preview import plan_only
 from core.model.runner import ModelRunner
 from core.sampling_params import SamplingParams
 from core.sequence import Sequence
@@ -264,7 +267,9 @@ def test_another_model_is_loaded_with_memory_of_its_own(tiny_model: Callable[...
     assert engine.stats().total_draft_tokens > 0
 
 
-def test_a_draft_model_with_another_vocabulary_is_refused(tiny_model: Callable[..., Path]) -> None:
+def test_a_draft_model_with_another_vocabulary_is_refused_by_the_plan(
+    tiny_model: Callable[..., Path], tmp_path: Path
+) -> None:
     def plan(name: str) -> None:
         plan_only(
             ModelConfig(name=str(tiny_model("llama"))),
@@ -278,6 +283,20 @@ def test_a_draft_model_with_another_vocabulary_is_refused(tiny_model: Callable[.
     assert "model.name" not in raised.value.message
     with pytest.raises(ConfigError, match=r"cannot draft: model type gpt2"):
         plan(str(tiny_model("gpt2")))
+
+    other = tmp_path / "other"
+    shutil.copytree(tiny_model("llama"), other)
+    definition = (other / "tokenizer.json").read_text()
+    vocabulary = json.loads(definition)
+    ids = vocabulary["model"]["vocab"]
+    first, second = sorted(ids, key=ids.__getitem__)[40:42]
+    ids[first], ids[second] = ids[second], ids[first]
+    (other / "tokenizer.json").write_text(json.dumps(vocabulary))
+    with pytest.raises(ConfigError, match=r"speculative\.draft_model: .* has another vocabulary"):
+        plan(str(other))
+    (other / "tokenizer.json").write_text(definition[:50])
+    with pytest.raises(ConfigError, match=r"speculative\.draft_model: .*tokenizer\.json cannot be"):
+        plan(str(other))
 
     class Swapped(ByteTokenizer):
         def token_bytes(self, token_id: int) -> bytes:

@@ -19,7 +19,8 @@ from core.model.attention.reference import REFERENCE
 from core.model.description import describe
 from core.model.device import choose_device, choose_dtype, multiplies_bfloat16
 from core.model.kernels import load
-from core.model.loader import load_general, load_model, plan_only, prepare
+from core.model.loader import load_general, load_model, prepare
+from core.model.preview import plan_only
 from core.model.weights import iterate_weights, list_weight_files, measure_weights, open_weights
 
 
@@ -328,6 +329,18 @@ def test_the_plan_loads_no_weights(default_model_folder: Path, monkeypatch) -> N
     assert "1,024 blocks x 16 = 16,384 tokens" in text
     assert "decided by kv_cache.num_blocks" in text
     assert "Maximum concurrency for 8,192 tokens per request: 2.00x" in text
+
+
+@pytest.mark.parametrize(
+    ("family", "as_pickle", "is_told"),
+    [("llama", False, False), ("llama", True, True), ("gpt2", False, True)],
+)
+def test_the_plan_tells_where_loading_holds_the_checkpoint_beside_the_model(
+    tiny_model: Callable[..., Path], tmp_path: Path, family: str, as_pickle: bool, is_told: bool
+) -> None:
+    folder = rewrite(tiny_model(family), tmp_path / "m", as_pickle=as_pickle, num_shards=1)
+    lines, _ = plan_only(ModelConfig(name=str(folder)), EngineConfig(), KVCacheConfig(num_blocks=8))
+    assert any(line.startswith("loading: for a while up to ") for line in lines) is is_told
 
 
 def test_bfloat16_is_chosen_where_the_processor_multiplies_it(

@@ -18,7 +18,8 @@ from core.model.decoder import FastDecoder
 from core.model.kernels import load
 from core.model.kv_cache import KVCache
 from core.model.linear import PackedLinear
-from core.model.loader import load_model, plan_only
+from core.model.loader import load_model
+from core.model.preview import plan_only
 from core.model.quantization import quantize_int4, quantize_int8
 
 KERNELS = load()

@@ -447,6 +447,23 @@ def test_added_tokens_keep_their_own_text(tmp_path: Path) -> None:
         assert changed.piece(token_id) == changed.decode([token_id]) != ""
 
 
+def test_a_tokenizer_file_that_is_cut_short_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    families.write_tokenizer(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    path.write_text(path.read_text()[:40])
+    with pytest.raises(ModelRefused, match=r"tokenizer\.json cannot be read"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_folder_without_any_tokenizer_is_refused_in_one_line(tmp_path: Path) -> None:
+    families.build("llama", tmp_path)
+    for path in tmp_path.glob("tokenizer*"):
+        path.unlink()
+    with pytest.raises(ModelRefused, match="The model has no tokenizer") as raised:
+        load_tokenizer(tmp_path)
+    assert "\n" not in raised.value.message
+
+
 def test_the_tokenizer_of_a_model_that_comes_back_is_used_again(tmp_path: Path) -> None:
     families.write_tokenizer(tmp_path)
     first = keep_tokenizer(tmp_path, eos_token_ids=(2,))

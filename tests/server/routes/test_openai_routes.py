@@ -126,6 +126,8 @@ async def test_prompts_at_the_edge_of_the_context(start_server, stream_on):
             assert error["code"] == "context_length_exceeded"
             assert "maximum context length is 64 tokens" in error["message"]
             assert str(length) in error["message"]
+    refused = (await server.scrape())['noria:rejections_total{reason="too_long"}']
+    assert refused == 6
 
 
 async def test_a_list_with_one_prompt_too_long_runs_nothing(start_server):

@@ -1,4 +1,5 @@
-"""`LargePages`: memory for weights, which every step reads from end to end, in pages of 2 MiB where there are any.
+"""`LargePages`: memory for weights, which every step reads from end to end, in pages of 2 MiB where there are any;
+and `trim_heap`, which gives back what packing them left behind.
 
 With pages of 4 KiB a step at batch 1 waits for thousands of page walks, above all in a virtual machine, where each is
 two-dimensional. Linux gives large pages to who asks (`transparent_hugepage/enabled`: madvise, the usual setting), in
@@ -8,8 +9,10 @@ regions of many MiB; single tensors from the heap are too small and lie anywhere
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import math
 import mmap
+import sys
 
 import torch
 from torch import Tensor
@@ -34,6 +37,7 @@ class LargePages:
         if not hasattr(mmap, "MADV_HUGEPAGE") or not size:
             return torch.empty(shape, dtype=dtype)
         if self._used_bytes + size > self._chunk.nbytes:
+            trim_heap()  # packing leaves behind as much as it fills
             self._chunk, self._used_bytes = _map(max(size, CHUNK_BYTES)), 0
         start = self._used_bytes
         self._used_bytes += -(-size // _ALIGNMENT) * _ALIGNMENT
@@ -46,3 +50,10 @@ def _map(size_bytes: int) -> Tensor:
     with contextlib.suppress(OSError):  # a kernel without them
         region.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(region, dtype=torch.uint8)
+
+
+def trim_heap() -> None:
+    """Gives what packing freed back to the system, where the C library is glibc: it would keep it for ever."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)

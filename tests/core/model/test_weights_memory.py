@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from core.model import large_pages
-from core.model.large_pages import CHUNK_BYTES, LargePages
+from core.model import weights_memory
+from core.model.weights_memory import CHUNK_BYTES, LargePages
 
 
 def is_mapped(address: int) -> bool:
@@ -52,7 +52,7 @@ def test_where_the_system_has_none_the_heap_serves(monkeypatch):
 def test_a_kernel_that_refuses_gives_ordinary_pages(monkeypatch):
     if not hasattr(mmap, "MADV_HUGEPAGE"):
         pytest.skip("there are no large pages to refuse")
-    monkeypatch.setattr(large_pages.mmap, "MADV_HUGEPAGE", 9999)
+    monkeypatch.setattr(weights_memory.mmap, "MADV_HUGEPAGE", 9999)
     assert LargePages().empty((4,), torch.int64).fill_(3).tolist() == [3, 3, 3, 3]
 
 
